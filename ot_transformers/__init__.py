@@ -1,0 +1,24 @@
+"""The optimal-transport geometry of transformers.
+
+Attention as a flow on measures (`solve`), its Gaussian closures, the metrics in which it is a gradient
+flow (`gradient_structure`), JKO steps, and the (non)convexity of its energies.
+"""
+
+from __future__ import annotations
+
+from .errors import InvalidInput, NotAGradientFlow, NotConverged, NotGaussianPreserving, OTTransformersError
+from .measures import AffineVelocity, Gaussian, Particles, PositionedParticles
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AffineVelocity",
+    "Gaussian",
+    "InvalidInput",
+    "NotAGradientFlow",
+    "NotConverged",
+    "NotGaussianPreserving",
+    "OTTransformersError",
+    "Particles",
+    "PositionedParticles",
+]

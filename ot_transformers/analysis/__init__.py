@@ -1,0 +1,1 @@
+"""Floor 4: clustering, rank, gaussianity, stability, mean-field rate and phase diagrams."""

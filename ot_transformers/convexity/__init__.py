@@ -1,0 +1,1 @@
+"""Floor 4: curves, convexity probes, witnesses and certificates."""

@@ -1,0 +1,1 @@
+"""Floor 2: the energies, one file a kind."""

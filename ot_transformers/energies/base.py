@@ -1,0 +1,162 @@
+"""Energies F(mu) on measures, their values and Wasserstein gradients; an algebra of sums and multiples."""
+
+from __future__ import annotations
+
+from abc import ABC
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..arrays import Array, Kind, as_scalar, common_kind, to_kind
+from ..errors import InvalidInput
+from ..measures import AffineVelocity, Gaussian, Measure, Particles, as_measure
+from ..spd import symmetrise
+
+__all__ = ["Energy", "ScaledEnergy", "SumEnergy"]
+
+
+class Energy(ABC):
+    """A functional F of a probability measure.
+
+    A new energy is one class with `raw_particles` and/or `raw_gaussian` (tensors in and out). The gradients
+    default to autograd through those; a closed form overrides `raw_particles_gradient`,
+    `raw_gaussian_gradient`.
+    """
+
+    kind: Kind = "numpy"
+    dim: int | None = None
+
+    def raw_particles(self, x: Tensor, weights: Tensor) -> Tensor:
+        """F(sum_i w_i delta_{x_i}), shape (...)."""
+        raise InvalidInput(f"{type(self).__name__} is not defined on particles; give it a Gaussian")
+
+    def raw_gaussian(self, mean: Tensor, cov: Tensor) -> Tensor:
+        """F(N(m, S)), shape (...)."""
+        raise InvalidInput(f"{type(self).__name__} is not defined on Gaussians; give it particles")
+
+    def raw_particles_gradient(self, x: Tensor, weights: Tensor) -> Tensor:
+        """The field grad(dF/dmu) at the tokens, (..., n, d): the gradient in x_i divided by w_i."""
+        graph = torch.is_grad_enabled() and x.requires_grad
+        with torch.enable_grad():
+            y = x if x.requires_grad else x.detach().requires_grad_()
+            (g,) = torch.autograd.grad(self.raw_particles(y, weights).sum(), y, create_graph=graph)
+        return g / weights.unsqueeze(-1)
+
+    def raw_gaussian_gradient(self, mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
+        """(g, H) = (dF/dm (..., d), dF/dS (..., d, d) symmetric): the Wasserstein gradient is g + 2 H (x - m)."""
+        graph = torch.is_grad_enabled() and (mean.requires_grad or cov.requires_grad)
+        with torch.enable_grad():
+            m = mean if mean.requires_grad else mean.detach().requires_grad_()
+            S = cov if cov.requires_grad else cov.detach().requires_grad_()
+            value = self.raw_gaussian(m, S).sum()
+            g, H = torch.autograd.grad(value, (m, S), create_graph=graph, materialize_grads=True)
+        return g, symmetrise(H)
+
+    def value(self, measure: Measure) -> Array:
+        """F(mu), one number a batch member.
+
+        Raises
+        ------
+        InvalidInput
+            The energy is not defined on this kind of measure, or the dimension does not match.
+        """
+        mu = self._check(measure)
+        if isinstance(mu, Gaussian):
+            return to_kind(self.raw_gaussian(mu.mean_t, mu.cov_t), common_kind(mu, self))
+        return to_kind(self.raw_particles(mu.x_t, mu.weights_t), common_kind(mu, self))
+
+    def wasserstein_gradient(self, measure: Measure) -> Any:
+        """The Wasserstein gradient grad(dF/dmu), the field whose negative descends F in W2.
+
+        Returns
+        -------
+        array (..., n, d) on particles (values at the tokens);
+        AffineVelocity on a Gaussian: x -> g + 2 H (x - m), g = dF/dm, H = dF/dS.
+        """
+        mu = self._check(measure)
+        kind = common_kind(mu, self)
+        if isinstance(mu, Gaussian):
+            g, H = self.raw_gaussian_gradient(mu.mean_t, mu.cov_t)
+            return AffineVelocity(g, 2.0 * H, kind)
+        return to_kind(self.raw_particles_gradient(mu.x_t, mu.weights_t), kind)
+
+    def _check(self, measure: Measure) -> Gaussian | Particles:
+        mu = as_measure(measure)
+        if self.dim is not None and mu.dim != self.dim:
+            raise InvalidInput(
+                f"measure has dimension {mu.dim}, {type(self).__name__} acts on dimension {self.dim}"
+            )
+        return mu
+
+    def __add__(self, other: Energy) -> SumEnergy:
+        if not isinstance(other, Energy):
+            return NotImplemented
+        return SumEnergy(self, other)
+
+    def __mul__(self, factor: Any) -> ScaledEnergy:
+        return ScaledEnergy(self, as_scalar(factor, "factor"))
+
+    __rmul__ = __mul__
+
+    def __neg__(self) -> ScaledEnergy:
+        return ScaledEnergy(self, -1.0)
+
+    def __sub__(self, other: Energy) -> SumEnergy:
+        if not isinstance(other, Energy):
+            return NotImplemented
+        return SumEnergy(self, -other)
+
+
+class ScaledEnergy(Energy):
+    """c F for a number c."""
+
+    def __init__(self, energy: Energy, factor: float) -> None:
+        self.energy, self.factor = energy, factor
+        self.kind, self.dim = energy.kind, energy.dim
+
+    def raw_particles(self, x: Tensor, weights: Tensor) -> Tensor:
+        """c F on particles."""
+        return self.factor * self.energy.raw_particles(x, weights)
+
+    def raw_gaussian(self, mean: Tensor, cov: Tensor) -> Tensor:
+        """c F on a Gaussian."""
+        return self.factor * self.energy.raw_gaussian(mean, cov)
+
+    def raw_particles_gradient(self, x: Tensor, weights: Tensor) -> Tensor:
+        """c times the gradient on particles."""
+        return self.factor * self.energy.raw_particles_gradient(x, weights)
+
+    def raw_gaussian_gradient(self, mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
+        """c times the gradient on a Gaussian."""
+        g, H = self.energy.raw_gaussian_gradient(mean, cov)
+        return self.factor * g, self.factor * H
+
+
+class SumEnergy(Energy):
+    """F + G."""
+
+    def __init__(self, first: Energy, second: Energy) -> None:
+        if first.dim is not None and second.dim is not None and first.dim != second.dim:
+            raise InvalidInput(f"the energies act on dimensions {first.dim} and {second.dim}")
+        self.first, self.second = first, second
+        self.kind = common_kind(first, second)
+        self.dim = first.dim if first.dim is not None else second.dim
+
+    def raw_particles(self, x: Tensor, weights: Tensor) -> Tensor:
+        """F + G on particles."""
+        return self.first.raw_particles(x, weights) + self.second.raw_particles(x, weights)
+
+    def raw_gaussian(self, mean: Tensor, cov: Tensor) -> Tensor:
+        """F + G on a Gaussian."""
+        return self.first.raw_gaussian(mean, cov) + self.second.raw_gaussian(mean, cov)
+
+    def raw_particles_gradient(self, x: Tensor, weights: Tensor) -> Tensor:
+        """Sum of the gradients on particles."""
+        return self.first.raw_particles_gradient(x, weights) + self.second.raw_particles_gradient(x, weights)
+
+    def raw_gaussian_gradient(self, mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
+        """Sum of the gradients on a Gaussian."""
+        g0, H0 = self.first.raw_gaussian_gradient(mean, cov)
+        g1, H1 = self.second.raw_gaussian_gradient(mean, cov)
+        return g0 + g1, H0 + H1

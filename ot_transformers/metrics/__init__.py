@@ -1,0 +1,1 @@
+"""Floor 2: the metrics on measures, one file a kind."""

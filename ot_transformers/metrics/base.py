@@ -1,0 +1,111 @@
+"""What a metric on measures provides, and the result types of geodesics and proximal steps."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from ..arrays import Array
+from ..errors import InvalidInput
+from ..measures import Measure
+
+__all__ = ["EnergyLike", "Geodesic", "Metric", "ProximalResult"]
+
+
+class EnergyLike(Protocol):
+    """What a metric needs of an energy (floor 2 rooms do not import one another)."""
+
+    dim: int | None
+
+    # Documented where they are implemented, in `ot_transformers.energies`.
+    def raw_particles(self, x: Tensor, weights: Tensor) -> Tensor: ...
+    def raw_gaussian(self, mean: Tensor, cov: Tensor) -> Tensor: ...
+    def raw_particles_gradient(self, x: Tensor, weights: Tensor) -> Tensor: ...
+    def raw_gaussian_gradient(self, mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Geodesic:
+    """A constant-speed minimising (or, `converged` False, merely computed) geodesic between two measures.
+
+    Attributes
+    ----------
+    length : array (...)
+        Its length, the distance where it is minimising (not squared).
+    error : array (...)
+        Estimated error of the length; rounding level for closed forms.
+    converged : bool
+        Whether the computation met its tolerance.
+    at : callable
+        t in [0, 1] -> the measure at t.
+    details : dict
+        What the method has to add (iterations, energy drift, matching, ...).
+    """
+
+    length: Array
+    error: Array
+    converged: bool
+    at: Callable[[float], Measure]
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class ProximalResult:
+    """One JKO (proximal) step argmin F(nu) + d(mu, nu)^2 / (2 tau).
+
+    Attributes
+    ----------
+    measure : the minimiser found
+    converged : whether the first-order condition is met within tolerance
+    gradient_norm : norm of the gradient of the inner problem at `measure`, relative as the method states
+    n_iter : inner iterations
+    energy_before, energy_after : F(mu), F(measure)
+    """
+
+    measure: Measure
+    converged: bool
+    gradient_norm: float
+    n_iter: int
+    energy_before: float
+    energy_after: float
+
+
+class Metric(ABC):
+    """A distance on measures; a Riemannian one also turns Wasserstein gradients into its own gradients."""
+
+    @abstractmethod
+    def distance(self, mu: Measure, nu: Measure) -> Array:
+        """d(mu, nu), not squared, one number a batch member."""
+
+    def geodesic(self, mu: Measure, nu: Measure) -> Geodesic:
+        """The geodesic from mu to nu."""
+        raise InvalidInput(f"{type(self).__name__} has no geodesics here")
+
+    def inner(self, mu: Measure, v: Any, w: Any) -> Array:
+        """The inner product of two tangents at mu."""
+        raise InvalidInput(f"{type(self).__name__} has no inner product here")
+
+    def raw_particles_riesz(self, x: Tensor, weights: Tensor, gradient: Tensor) -> Tensor:
+        """Turn a Wasserstein gradient field at the tokens (..., n, d) into the gradient in this metric."""
+        raise InvalidInput(f"{type(self).__name__} is not a Riemannian metric on particles")
+
+    def raw_gaussian_riesz(self, mean: Tensor, cov: Tensor, g: Tensor, H: Tensor) -> tuple[Tensor, Tensor]:
+        """Turn (dF/dm, dF/dS) into the gradient (b, M), the field x -> b + M (x - m), in this metric."""
+        raise InvalidInput(f"{type(self).__name__} is not a Riemannian metric on Gaussians")
+
+    def proximal(
+        self,
+        energy: EnergyLike,
+        mu: Measure,
+        tau: float,
+        *,
+        tol: float = 1e-9,
+        max_iter: int = 200,
+        warm_start: Measure | None = None,
+    ) -> ProximalResult:
+        """One JKO step argmin over nu of F(nu) + d(mu, nu)^2 / (2 tau)."""
+        raise InvalidInput(f"{type(self).__name__} has no JKO step here")

@@ -1,0 +1,1 @@
+"""Raw numerics on tensors that trust their caller: streaming sums, Sinkhorn iterations, transport solvers."""

@@ -1,0 +1,1 @@
+"""Floor 6: the runnable jobs, config in and result folder out."""
