@@ -1,1 +1,7 @@
-"""Floor 6: figures; every function takes `ax=` and returns its artists."""
+"""Figures: each function takes `ax=` and returns the artists that it drew."""
+
+from __future__ import annotations
+
+from ._style import COLOURS, STYLE
+
+__all__ = ["COLOURS", "STYLE"]
