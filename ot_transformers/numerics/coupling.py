@@ -5,8 +5,8 @@ Gaussian, and C = Cov(y | x) is the PSD solution of
 
     C + C (B S B^T) C = T.
 
-Nothing here inverts S, T or B. In S, C is a smooth function even where S is singular (the square root of S is
-not): derivatives come from the equation itself. Differentiated, it is dC W + W^T dC = dT - C d(B S B^T) C with
+Nothing here inverts S, T or B. C is a smooth function of S even where S is singular (S^(1/2) is not):
+derivatives come from the equation itself. Differentiated, it is dC W + W^T dC = dT - C d(B S B^T) C with
 W = I/2 + B S B^T C, whose eigenvalues are >= 1/2.
 """
 

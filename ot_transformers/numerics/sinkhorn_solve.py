@@ -1,0 +1,211 @@
+"""The Sinkhorn iteration: Anderson-accelerated sweeps of a stabilised kernel, Newton where those are slow.
+
+The unknown is h = log v (relative to the absorbed potentials); a sweep gives u with exact row sums and the column
+sums, whose distance to 1 is the error. Tensors here are (B, n, d), know no gradient, and are right.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .coupling import coupling_covariance_of_factor
+from .sinkhorn_kernel import Kernel, Problem, log_half_sweeps, scaling_limit
+from .sinkhorn_accelerate import Anderson, newton_direction
+
+__all__ = ["Solution", "gaussian_potentials", "solve"]
+
+_RANGE = 200.0  # scores spread wider than this are approached from a larger eps
+_COOLING = 4.0
+_PATIENCE = 30  # sweeps after which progress is judged: less than a factor of _SLOW asks for Newton steps
+_SLOW = 1e-2
+_REST = 10  # sweeps after a Newton step that failed
+_LONGEST = 20.0  # longest Newton step in log v
+
+
+@dataclass(frozen=True, eq=False)
+class Solution:
+    """Potentials in units of eps with the last kernel and scalings: kappa = u K v."""
+
+    kernel: Kernel
+    u: Tensor
+    v: Tensor
+    error: Tensor
+    n_iter: int
+
+    @property
+    def phi(self) -> Tensor:
+        """f / eps, (B, n)."""
+        return self.kernel.phi + self.u.log()
+
+    @property
+    def psi(self) -> Tensor:
+        """g / eps, (B, m)."""
+        return self.kernel.psi + self.v.log()
+
+
+def gaussian_potentials(problem: Problem) -> tuple[Tensor, Tensor]:
+    """Potentials of the moment-matched centred Gaussians: quadratic, in closed form, no matrix inverted.
+
+    With N = B S B^T and C = Cov(y | x), psi(y) = -y^T G y / 2 with G = (I + N C)^(-1) N, which is C^(-1) - T^(-1)
+    where T is regular; likewise phi. Rows x of the problem are B x, so that phi(x) = -(B x)^T C (B x) / 2 + const.
+    """
+    p = problem
+    factor_x = (p.a.sqrt().unsqueeze(-1) * p.x).mT  # of N = B S B^T
+    factor_y = (p.b.sqrt().unsqueeze(-1) * p.y).mT  # of T
+    T, N = factor_y @ factor_y.mT, factor_x @ factor_x.mT
+    d = T.shape[-1]
+    eye = torch.eye(d, dtype=T.dtype, device=T.device)
+    w, U = torch.linalg.eigh(T)
+    L = U * w.clamp_min(0).sqrt().unsqueeze(-2)
+    w, U = torch.linalg.eigh(N)
+    C = coupling_covariance_of_factor(L, eye, U * w.clamp_min(0).sqrt().unsqueeze(-2))
+    G = torch.linalg.solve(eye + N @ C, N)
+    psi = -0.5 * ((p.y @ G.mT) * p.y).sum(-1)
+    # log E exp(y^T z + psi(y)) = z^T C z / 2 - log det(I + T G) / 2 for y ~ N(0, T), as (T^-1 + G)^-1 = C.
+    constant = 0.5 * torch.linalg.slogdet(eye + T @ G).logabsdet
+    phi = constant.unsqueeze(-1) - 0.5 * ((p.x @ C) * p.x).sum(-1)
+    return phi, psi
+
+
+def solve(
+    problem: Problem, tol: float, max_iter: int, warm: tuple[Tensor, Tensor] | None = None
+) -> Solution:
+    """Iterate until the L1 error of the column sums is <= tol in every member, or max_iter sweeps."""
+    n_iter = 0
+    if warm is None:
+        spread = float((problem.x.norm(dim=-1).amax(-1) * problem.y.norm(dim=-1).amax(-1)).amax())
+        factor = 1.0
+        while spread / factor > _RANGE:
+            factor *= _COOLING
+        warm = gaussian_potentials(problem.heated(factor))
+        while factor > 1.0:
+            stage = _iterate(problem.heated(factor), warm, max(tol, 1e-3), 20)
+            n_iter += stage.n_iter
+            # f = eps phi is what carries over to the next eps
+            warm = stage.phi * _COOLING, stage.psi * _COOLING
+            factor /= _COOLING
+    last = _iterate(problem, warm, tol, max(1, max_iter - n_iter))
+    return Solution(last.kernel, last.u, last.v, last.error, last.n_iter + n_iter)
+
+
+def _start(problem: Problem, warm: tuple[Tensor, Tensor]) -> tuple[Kernel, Tensor, Tensor, Tensor]:
+    """Absorb the first potentials as they are if their scalings are in range, else after a log-domain sweep."""
+    phi, psi = warm
+    limit = scaling_limit(phi.dtype)
+    kernel = Kernel(problem, phi, psi)
+    h = torch.zeros_like(psi)
+    u, column = kernel.sweep(torch.ones_like(h))
+    ok = (u.log().abs() < limit).all() & (column.log().abs() < limit).all()
+    if bool(ok):
+        return kernel, h, u, column
+    return _absorb(problem, psi)
+
+
+def _absorb(problem: Problem, psi: Tensor) -> tuple[Kernel, Tensor, Tensor, Tensor]:
+    phi, psi = log_half_sweeps(problem, psi)
+    kernel = Kernel(problem, phi, psi)
+    u, column = kernel.sweep(torch.ones_like(psi))
+    return kernel, torch.zeros_like(psi), u, column
+
+
+@dataclass(eq=False)
+class _Point:
+    """Where the iteration stands: h = log v, u with exact row sums, column sums, and the L1 error."""
+
+    h: Tensor
+    u: Tensor
+    column: Tensor
+    error: Tensor
+
+    def where(self, take: Tensor, other: _Point) -> _Point:
+        """Members of `other` where `take`, of this one elsewhere."""
+        t = take.unsqueeze(-1)
+        return _Point(
+            torch.where(t, other.h, self.h),
+            torch.where(t, other.u, self.u),
+            torch.where(t, other.column, self.column),
+            torch.where(take, other.error, self.error),
+        )
+
+
+def _evaluate(kernel: Kernel, h: Tensor) -> _Point:
+    u, column = kernel.sweep(h.exp())
+    return _Point(h, u, column, _column_error(kernel, u, column))
+
+
+def _column_error(kernel: Kernel, u: Tensor, column: Tensor) -> Tensor:
+    """L1 error of the column sums; infinite where a number left the range, so that it is never a candidate."""
+    error = (kernel.problem.b * (column - 1.0).abs()).sum(-1)
+    sound = torch.isfinite(column).all(-1) & torch.isfinite(u).all(-1) & (column > 0).all(-1) & (u > 0).all(-1)
+    return torch.where(sound, error, torch.inf)
+
+
+def _start(problem: Problem, warm: tuple[Tensor, Tensor]) -> tuple[Kernel, _Point]:
+    """Absorb the first potentials as they are if their scalings are in range, else after a log-domain sweep."""
+    phi, psi = warm
+    limit = scaling_limit(phi.dtype)
+    kernel = Kernel(problem, phi, psi)
+    point = _evaluate(kernel, torch.zeros_like(psi))
+    if bool(((point.u.log().abs() < limit).all() & (point.column.log().abs() < limit).all())):
+        return kernel, point
+    return _absorb(problem, psi)
+
+
+def _absorb(problem: Problem, psi: Tensor) -> tuple[Kernel, _Point]:
+    phi, psi = log_half_sweeps(problem, torch.where(torch.isfinite(psi), psi, 0.0))
+    kernel = Kernel(problem, phi, psi)
+    return kernel, _evaluate(kernel, torch.zeros_like(psi))
+
+
+def _iterate(problem: Problem, warm: tuple[Tensor, Tensor], tol: float, max_iter: int) -> Solution:
+    limit = scaling_limit(problem.b.dtype)
+    kernel, point = _start(problem, warm)
+    best, anderson = point, Anderson(problem.b)
+    checkpoint, n_iter = best.error, 1
+    newton, rest = False, _PATIENCE
+    while True:
+        rejected = ~(point.error <= 2.0 * best.error)
+        best = best.where(point.error <= best.error, point)
+        active = ~(best.error <= tol)
+        if not bool(active.any()) or n_iter >= max_iter:
+            return Solution(kernel, best.u, best.h.exp(), best.error, n_iter)
+        if bool((best.h.abs() > 0.5 * limit).any()) or not bool(torch.isfinite(best.error).all()):
+            if not bool(torch.isfinite(kernel.psi).all()):
+                return Solution(kernel, best.u, best.h.exp(), torch.full_like(best.error, torch.nan), n_iter)
+            kernel, point = _absorb(problem, kernel.psi + best.h)
+            best, anderson = point, Anderson(problem.b)
+            n_iter += 1
+            continue
+        if rest == 0:
+            newton = newton or bool((best.error > _SLOW * checkpoint)[active].any())
+            checkpoint, rest = best.error, 0 if newton else _PATIENCE
+        if newton and rest == 0:
+            point, used = _newton_step(kernel, best, active)
+            n_iter += used
+            rest = 0 if bool((point.error < best.error)[active].all()) else _REST
+            anderson = Anderson(problem.b)
+            continue
+        current = point.where(rejected, best)
+        h = anderson.propose(current.h, -current.column.log(), rejected)
+        point = _evaluate(kernel, torch.where(active.unsqueeze(-1), h, best.h))
+        n_iter, rest = n_iter + 1, rest - 1
+
+
+def _newton_step(kernel: Kernel, start: _Point, active: Tensor) -> tuple[_Point, int]:
+    """One damped Newton step in the active members; the L1 error itself falls along a Newton direction."""
+    damping = (1e-2 * start.error).clamp(max=1e-2) + 10 * torch.finfo(start.h.dtype).eps
+    delta = newton_direction(kernel, start.u, start.h.exp(), start.column, damping)
+    delta = torch.where(active.unsqueeze(-1), delta, 0.0)
+    t = (_LONGEST / delta.abs().amax(-1).clamp_min(_LONGEST)).unsqueeze(-1)
+    found, open_ = start, active
+    for used in range(1, 12):
+        trial = _evaluate(kernel, start.h + t * delta)
+        accept = open_ & (trial.error <= (1.0 - 0.01 * t.squeeze(-1)) * start.error)
+        found, open_ = found.where(accept, trial), open_ & ~accept
+        if not bool(open_.any()):
+            break
+        t = 0.4 * t
+    return found, used
