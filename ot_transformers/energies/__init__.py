@@ -1,1 +1,9 @@
 """Floor 2: the energies, one file a kind."""
+
+from __future__ import annotations
+
+from .self_transport import SelfTransportEnergy
+
+__all__ = [
+    "SelfTransportEnergy",
+]

@@ -196,7 +196,9 @@ def _solve_in_chunks(
     if len(parts) == 1:
         return parts[0]
     names = ("phi", "psi", "mean", "value", "error_x", "error_y")
-    return _Finished(*(torch.cat([getattr(p, k) for p in parts]) for k in names), max(p.n_iter for p in parts))
+    return _Finished(
+        *(torch.cat([getattr(p, k) for p in parts]) for k in names), max(p.n_iter for p in parts)
+    )
 
 
 def _finish(solution: Solution, symmetric: bool) -> _Finished:

@@ -24,7 +24,9 @@ def attach_potentials(
     with torch.no_grad():
         weight, _ = _weights(problem.x @ problem.y.mT + psi.unsqueeze(-2), problem.b, problem.mask)
         P = weight / weight.sum(-1, keepdim=True)
-        back, _ = _weights((problem.x @ problem.y.mT).mT + phi.unsqueeze(-2), problem.a, _transpose(problem.mask))
+        back, _ = _weights(
+            (problem.x @ problem.y.mT).mT + phi.unsqueeze(-2), problem.a, _transpose(problem.mask)
+        )
         Q = back / back.sum(-1, keepdim=True)
         eye = torch.eye(Q.shape[-2], dtype=Q.dtype, device=Q.device)
         # constants are the gauge; the rank-one term makes the matrix regular and moves nothing else

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from .coupling import coupling_covariance_of_factor
-from .sinkhorn_kernel import Kernel, Problem, log_half_sweeps, scaling_limit
 from .sinkhorn_accelerate import Anderson, newton_direction
+from .sinkhorn_kernel import Kernel, Problem, log_half_sweeps, scaling_limit
 
 __all__ = ["Solution", "gaussian_potentials", "solve"]
 
@@ -70,9 +70,7 @@ def gaussian_potentials(problem: Problem) -> tuple[Tensor, Tensor]:
     return phi, psi
 
 
-def solve(
-    problem: Problem, tol: float, max_iter: int, warm: tuple[Tensor, Tensor] | None = None
-) -> Solution:
+def solve(problem: Problem, tol: float, max_iter: int, warm: tuple[Tensor, Tensor] | None = None) -> Solution:
     """Iterate until the L1 error of the column sums is <= tol in every member, or max_iter sweeps."""
     n_iter = 0
     if warm is None:
@@ -139,7 +137,9 @@ def _evaluate(kernel: Kernel, h: Tensor) -> _Point:
 def _column_error(kernel: Kernel, u: Tensor, column: Tensor) -> Tensor:
     """L1 error of the column sums; infinite where a number left the range, so that it is never a candidate."""
     error = (kernel.problem.b * (column - 1.0).abs()).sum(-1)
-    sound = torch.isfinite(column).all(-1) & torch.isfinite(u).all(-1) & (column > 0).all(-1) & (u > 0).all(-1)
+    sound = (
+        torch.isfinite(column).all(-1) & torch.isfinite(u).all(-1) & (column > 0).all(-1) & (u > 0).all(-1)
+    )
     return torch.where(sound, error, torch.inf)
 
 
@@ -149,7 +149,7 @@ def _start(problem: Problem, warm: tuple[Tensor, Tensor]) -> tuple[Kernel, _Poin
     limit = scaling_limit(phi.dtype)
     kernel = Kernel(problem, phi, psi)
     point = _evaluate(kernel, torch.zeros_like(psi))
-    if bool(((point.u.log().abs() < limit).all() & (point.column.log().abs() < limit).all())):
+    if bool((point.u.log().abs() < limit).all() & (point.column.log().abs() < limit).all()):
         return kernel, point
     return _absorb(problem, psi)
 

@@ -58,4 +58,3 @@ def check_total_support(mask: Tensor, a: Tensor, b: Tensor) -> None:
                 "coupling of the marginals, and Sinkhorn iterations drift without converging; remove those pairs, "
                 "or use softmax or L2 attention"
             )
-
