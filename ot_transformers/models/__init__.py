@@ -1,1 +1,19 @@
-"""Floor 5: attention layers and token clouds of real trained transformers."""
+"""Token clouds and attention heads of real trained transformers."""
+
+from __future__ import annotations
+
+from .bundled import load_head, load_text, load_token_names, load_tokens
+from .extract import bundled_model_path, extract_heads, extract_tokens, read_heads
+from .head import Head
+
+__all__ = [
+    "Head",
+    "bundled_model_path",
+    "extract_heads",
+    "extract_tokens",
+    "load_head",
+    "load_text",
+    "load_token_names",
+    "load_tokens",
+    "read_heads",
+]
