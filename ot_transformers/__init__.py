@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from .errors import InvalidInput, NotAGradientFlow, NotConverged, NotGaussianPreserving, OTTransformersError
 from .measures import AffineVelocity, Gaussian, Particles, PositionedParticles
+from .models import Head, load_head, load_tokens
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AffineVelocity",
     "Gaussian",
+    "Head",
     "InvalidInput",
     "NotAGradientFlow",
     "NotConverged",
@@ -21,4 +23,6 @@ __all__ = [
     "OTTransformersError",
     "Particles",
     "PositionedParticles",
+    "load_head",
+    "load_tokens",
 ]
