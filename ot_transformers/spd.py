@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .forward_mode import nested_jvp
+
 __all__ = ["eigh_psd", "numerical_rank_psd", "solve_lyapunov", "sqrt_psd", "symmetrise", "transfer"]
 
 
@@ -65,6 +67,7 @@ class _Sqrt(torch.autograd.Function):
         return solve_lyapunov(R, symmetrise(grad_outputs[0]))
 
     @staticmethod
+    @nested_jvp
     def jvp(ctx: Any, *grad_inputs: Any) -> Any:
         (R,) = ctx.saved_tensors
         return solve_lyapunov(R, symmetrise(grad_inputs[0]))
@@ -94,6 +97,7 @@ class _Lyapunov(torch.autograd.Function):
         return -2.0 * symmetrise(g @ Y), g
 
     @staticmethod
+    @nested_jvp
     def jvp(ctx: Any, *grad_inputs: Any) -> Any:
         R, Y = ctx.saved_tensors
         dR, dX = grad_inputs

@@ -1,0 +1,42 @@
+"""Forward-mode rules of custom autograd functions that are right when `torch.func.jvp` is nested.
+
+PyTorch runs the `jvp` rule of a custom function with forward mode switched off, and hands it saved tensors
+that still carry the tangents of the level being differentiated. So an outer `torch.func.jvp` silently misses
+what the rule depends on: the second derivative by nested forward mode is wrong, without an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.autograd.forward_ad as forward_ad
+from torch import Tensor
+
+__all__ = ["nested_jvp"]
+
+
+def nested_jvp(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate the `jvp` of a `torch.autograd.Function` (below `@staticmethod`) so that it can be nested.
+
+    The rule may read `ctx.saved_tensors` only; they come without the tangents of the present level, and what
+    it computes is followed by the outer levels.
+    """
+
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        saved = tuple(_primal(t) for t in ctx.saved_tensors)
+        with forward_ad._set_fwd_grad_enabled(True):
+            return rule(SimpleNamespace(saved_tensors=saved), *tangents)
+
+    return jvp
+
+
+def _primal(t: Tensor) -> Tensor:
+    """Drop the tangent of the present level, also below the batch dimensions of `torch.vmap`."""
+    functorch = torch._C._functorch
+    if functorch.is_batchedtensor(t):
+        inner = _primal(functorch.get_unwrapped(t))
+        return functorch._add_batch_dim(inner, functorch.maybe_get_bdim(t), functorch.maybe_get_level(t))
+    return forward_ad.unpack_dual(t).primal
