@@ -2,6 +2,24 @@
 
 from __future__ import annotations
 
-from ._style import COLOURS, STYLE
+from ._flow import Plane, principal_plane
+from ._style import COLOURS, MARKERS, STYLE
+from .eigenvalues import eigenvalues_along, plot_eigenvalues
+from .ellipses import plot_ellipses
+from .energies import plot_energy
+from .particles import plot_particles
+from .rates import plot_rate
 
-__all__ = ["COLOURS", "STYLE"]
+__all__ = [
+    "COLOURS",
+    "MARKERS",
+    "STYLE",
+    "Plane",
+    "eigenvalues_along",
+    "plot_eigenvalues",
+    "plot_ellipses",
+    "plot_energy",
+    "plot_particles",
+    "plot_rate",
+    "principal_plane",
+]
