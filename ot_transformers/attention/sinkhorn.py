@@ -15,6 +15,7 @@ from ..arrays import (
     check_count,
     check_positive,
     common_kind,
+    readable,
 )
 from ..errors import InvalidInput
 from ..numerics.coupling import coupling_covariance_of_factor
@@ -26,7 +27,9 @@ __all__ = ["SinkhornAttention"]
 
 
 class SinkhornAttention(Attention):
-    """Gamma_mu(x) = V E[y kappa(x, y)], kappa = exp((y^T A x + f(x) + g(y)) / eps), both marginals of kappa mu x mu being mu.
+    """Gamma_mu(x) = V E[y kappa(x, y)], kappa doubly stochastic.
+
+        kappa(x, y) = exp((y^T A x + f(x) + g(y)) / eps), both marginals of kappa mu x mu being mu.
 
     Parameters
     ----------
@@ -99,7 +102,7 @@ class SinkhornAttention(Attention):
         return (V @ mean.unsqueeze(-1)).squeeze(-1), V @ C @ B
 
     def evaluator(self) -> Field:
-        """A velocity for the successive steps of one flow: each solve starts from potentials extrapolated to it.
+        """A velocity for the successive steps of one flow, each solve starting from extrapolated potentials.
 
         The history lives in the returned function alone: use one evaluator for one flow, in one thread.
         """
@@ -113,14 +116,14 @@ class SinkhornAttention(Attention):
         return velocity
 
     def solve(self, x: Tensor, weights: Tensor, warm: tuple[Tensor, Tensor] | None = None) -> SinkhornResult:
-        """The coupling of the cloud with itself: potentials, marginal errors, value (tensors that are right)."""
+        """The coupling of the cloud with itself: potentials, marginal errors, value (trusts its caller)."""
         A = cast_like(self.A, x, "A")
         options: dict[str, Any] = {"tol": self.tol, "max_iter": self.max_iter, "warm": warm}
         return sinkhorn(x, weights, x, weights, A, self.eps, symmetric=self._symmetric, **options)
 
     @property
     def _symmetric(self) -> bool:
-        return bool((self.A.detach() == self.A.detach().mT).all())
+        return readable(self.A) and bool((self.A.detach() == self.A.detach().mT).all())
 
     def _velocity(self, result: SinkhornResult, x: Tensor) -> Tensor:
         return barycentre(result) @ cast_like(self.V, x, "V").mT

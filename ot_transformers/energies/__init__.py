@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from .self_transport import SelfTransportEnergy
+from .sinkhorn_divergence import SinkhornDivergence
 
 __all__ = [
     "SelfTransportEnergy",
+    "SinkhornDivergence",
 ]

@@ -1,13 +1,12 @@
-"""Self-transport energy: half the entropic cost of a measure with itself; Sinkhorn attention follows its gradient."""
+"""Self-transport energy: half the entropic cost of a measure with itself."""
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from ..arrays import ArrayLike, as_matrix, cast_like, check_count, check_positive
-from ..numerics.coupling import coupling_covariance, gaussian_self_transport
-from ..numerics.sinkhorn import sinkhorn
+from ..arrays import ArrayLike, as_matrix, cast_like, check_count, check_positive, readable
+from ..numerics.coupling import coupling_covariance, gaussian_self_transport, quadratic_potential
+from ..numerics.sinkhorn import SinkhornResult, sinkhorn
 from ..spd import symmetrise
 from .base import Energy
 
@@ -15,9 +14,12 @@ __all__ = ["SelfTransportEnergy"]
 
 
 class SelfTransportEnergy(Energy):
-    """F(mu) = OT(mu, mu) / 2, OT = min over couplings pi of mu with itself of E_pi[-y^T A x] + eps KL(pi | mu x mu).
+    """F(mu) = OT(mu, mu) / 2, with OT the entropic cost of coupling mu with itself.
 
-    On N(m, S), with w_i the eigenvalues of S^(1/2) B S B^T S^(1/2), B = A / eps, h_i = (1 + sqrt(1 + 4 w_i)) / 2,
+        OT(mu, mu) = min over couplings pi of (mu, mu) of E_pi[-y^T A x] + eps KL(pi | mu x mu).
+
+    On N(m, S), with w_i the eigenvalues of S^(1/2) B S B^T S^(1/2), B = A / eps, and
+    h_i = (1 + sqrt(1 + 4 w_i)) / 2,
 
         OT = -m^T A m + eps sum_i (1 - h_i + log(h_i) / 2).
 
@@ -34,8 +36,8 @@ class SelfTransportEnergy(Energy):
 
     Notes
     -----
-    The Wasserstein gradient on particles is -(A^T E_pi[y | x] + A E_pi[x | y]) / 2 (the second mean at y = x),
-    which for symmetric A is -A E_pi[y | x]: there Sinkhorn attention with V = sigma D A is the gradient flow of
+    The Wasserstein gradient on particles is -(A^T E_pi[y | x] + A E_pi[x | y]) / 2 (second mean at y = x).
+    For symmetric A it is -A E_pi[y | x]: Sinkhorn attention with V = sigma D A is then the gradient flow of
     sigma F in W2 with inner product D^(-1). The value on particles is differentiable to second order.
 
     References
@@ -58,18 +60,7 @@ class SelfTransportEnergy(Energy):
     def raw_particles(self, x: Tensor, weights: Tensor) -> Tensor:
         """OT / 2 of the cloud with itself, (...)."""
         A = cast_like(self.A, x, "A")
-        result = sinkhorn(
-            x,
-            weights,
-            x,
-            weights,
-            A,
-            self.eps,
-            tol=self.tol,
-            max_iter=self.max_iter,
-            symmetric=_is_symmetric(A),
-        )
-        return 0.5 * result.value
+        return 0.5 * self._solve(x, weights, A, symmetric=_is_symmetric(A)).value
 
     def raw_gaussian(self, mean: Tensor, cov: Tensor) -> Tensor:
         """OT / 2 in closed form, (...)."""
@@ -80,27 +71,37 @@ class SelfTransportEnergy(Energy):
     def raw_particles_gradient(self, x: Tensor, weights: Tensor) -> Tensor:
         """-(A^T E[y | x] + A E[x | y]) / 2 at the tokens, (..., n, d)."""
         A = cast_like(self.A, x, "A")
-        options = {"tol": self.tol, "max_iter": self.max_iter}
         if _is_symmetric(A):
-            mean = sinkhorn(x, weights, x, weights, A, self.eps, symmetric=True, **options).mean_y
-            return -mean @ A
-        forward = sinkhorn(x, weights, x, weights, A, self.eps, **options)
-        # the same coupling read from the other side: scores x^T A^T y, potentials exchanged
-        warm = forward.g.detach(), forward.f.detach()
-        backward = sinkhorn(x, weights, x, weights, A.mT, self.eps, warm=warm, **options)
+            return -self._solve(x, weights, A, symmetric=True).mean_y @ A
+        forward = self._solve(x, weights, A)
+        # the same coupling read from the other side: scores x^T A y, potentials exchanged
+        backward = self._solve(x, weights, A.mT, warm=(forward.g.detach(), forward.f.detach()))
         return -0.5 * (forward.mean_y @ A + backward.mean_y @ A.mT)
 
+    def _solve(
+        self,
+        x: Tensor,
+        weights: Tensor,
+        A: Tensor,
+        *,
+        symmetric: bool = False,
+        warm: tuple[Tensor, Tensor] | None = None,
+    ) -> SinkhornResult:
+        tol, max_iter = self.tol, self.max_iter
+        return sinkhorn(
+            x, weights, x, weights, A, self.eps, tol=tol, max_iter=max_iter, symmetric=symmetric, warm=warm
+        )
+
     def raw_gaussian_gradient(self, mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
-        """(dF/dm, dF/dS) = (-(A + A^T) m / 2, -(N (I + C N)^(-1) + A^T C A / eps^2) eps / 4), N = A S A^T / eps^2."""
+        """(-(A + A^T) m / 2, -eps (N (I + C N)^(-1) + B^T C B) / 4) with B = A / eps, N = B S B^T."""
         A = cast_like(self.A, mean, "A")
         B = A / self.eps
         C = coupling_covariance(cov, B)
         N = symmetrise(B @ cov @ B.mT)
-        eye = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
-        left = symmetrise(torch.linalg.solve(eye + N @ C, N))
-        H = -0.25 * self.eps * (left + symmetrise(B.mT @ C @ B))
+        H = -0.25 * self.eps * (quadratic_potential(C, N) + symmetrise(B.mT @ C @ B))
         return -0.5 * ((A + A.mT) @ mean.unsqueeze(-1)).squeeze(-1), H
 
 
 def _is_symmetric(A: Tensor) -> bool:
-    return bool((A.detach() == A.detach().mT).all())
+    """Exact symmetry, which lets one potential serve both sides (not decided where values cannot be read)."""
+    return readable(A) and bool((A.detach() == A.detach().mT).all())

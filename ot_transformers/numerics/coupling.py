@@ -3,11 +3,11 @@
 With B = A / eps, the optimal coupling of x ~ N(0, S) and y ~ N(0, T) for the cost -y^T A x + eps KL is
 Gaussian, and C = Cov(y | x) is the PSD solution of
 
-    C + C (B S B^T) C = T.
+    C + C N C = T,  N = B S B^T.
 
-Nothing here inverts S, T or B. C is a smooth function of S even where S is singular (S^(1/2) is not):
-derivatives come from the equation itself. Differentiated, it is dC W + W^T dC = dT - C d(B S B^T) C with
-W = I/2 + B S B^T C, whose eigenvalues are >= 1/2.
+Nothing here inverts S, T or B. C is a smooth function of T even where T is singular (T^(1/2) is not):
+derivatives come from the equation itself, dC W + W^T dC = dT - C dN C with W = I/2 + N C, whose eigenvalues
+are >= 1/2.
 """
 
 from __future__ import annotations
@@ -20,43 +20,47 @@ from torch import Tensor
 from ..arrays import readable
 from ..spd import eigh_psd, sqrt_psd, symmetrise
 
-__all__ = ["coupling_covariance", "coupling_covariance_of_factor", "gaussian_self_transport"]
+__all__ = [
+    "coupling_covariance",
+    "coupling_covariance_of_factor",
+    "gaussian_self_transport",
+    "gaussian_transport",
+    "quadratic_potential",
+]
 
 _SIGN_STEPS = 60
 
 
-def coupling_covariance_of_factor(L: Tensor, B: Tensor, other: Tensor | None = None) -> Tensor:
-    """C of the coupling of N(0, other other^T) with itself or with N(0, L L^T), from factors.
+def coupling_covariance_of_factor(L: Tensor, B: Tensor) -> Tensor:
+    """C = Cov(y | x) of the entropic self-coupling of N(m, L L^T), from the factor.
 
-    C = 2 L (I + (I + 4 K K^T)^(1/2))^(-1) L^T,  K = L^T B L_x, with L_x = L if `other` is None.
+    C = 2 L (I + (I + 4 K K^T)^(1/2))^(-1) L^T,  K = L^T B L.
 
     Parameters
     ----------
     L : Tensor (..., d, r)
-        Factor of the covariance of y.
+        Factor of the covariance, of any shape and rank.
     B : Tensor (..., d, d)
-        A / eps.
-    other : Tensor (..., d, q), optional
-        Factor of the covariance of x, where it is not the law of y.
+        A / eps, any matrix.
 
     Returns
     -------
     Tensor (..., d, d)
-        Cov(y | x); smooth in L and B to any order, at every rank.
+        C; smooth in L and B to any order, at every rank.
     """
-    K = L.mT @ B @ (L if other is None else other)
+    K = L.mT @ B @ L
     eye = torch.eye(K.shape[-2], dtype=K.dtype, device=K.device)
     # The form (sqrt(1 + 4 w) - 1) / (2 w) loses every digit for small w and needs w > 0.
     half = sqrt_psd(eye + 4.0 * symmetrise(K @ K.mT))
     return 2.0 * symmetrise(L @ torch.linalg.solve(eye + half, L.mT))
 
 
-def coupling_covariance(S: Tensor, B: Tensor) -> Tensor:
-    """C = Cov(y | x) of the entropic self-coupling of N(m, S), from the covariance: C + C (B S B^T) C = S.
+def coupling_covariance(S: Tensor, B: Tensor, T: Tensor | None = None) -> Tensor:
+    """C = Cov(y | x) for x ~ N(0, S) and y ~ N(0, T), T = S by default: C + C (B S B^T) C = T.
 
     Parameters
     ----------
-    S : Tensor (..., d, d)
+    S, T : Tensor (..., d, d)
         PSD, of any rank.
     B : Tensor (..., d, d)
         A / eps, any matrix.
@@ -64,76 +68,91 @@ def coupling_covariance(S: Tensor, B: Tensor) -> Tensor:
     Returns
     -------
     Tensor (..., d, d)
-        C, differentiable in S and B to any order (reverse) and to second order (forward), at singular S too.
+        C, differentiable in S, T and B to any order (reverse) and to second order (forward), at singular
+        S and T too.
 
     References
     ----------
     Castin, Ablin, Carrillo, Peyré, arXiv 2501.18322, section 4 (Gaussian closure of Sinkhorn attention).
     """
-    S, B = torch.broadcast_tensors(symmetrise(S), B)
-    C: Tensor = _Coupling.apply(S, B)  # type: ignore[no-untyped-call]
-    return C
+    N = symmetrise(B @ symmetrise(S) @ B.mT)
+    return _coupling(symmetrise(S if T is None else T), N)
 
 
-def gaussian_self_transport(S: Tensor, B: Tensor) -> Tensor:
-    """OT(N(0, S), N(0, S)) / eps for the cost -y^T A x, B = A / eps: sum_i (1 - h_i + log(h_i) / 2).
+def gaussian_transport(S: Tensor, T: Tensor, B: Tensor) -> Tensor:
+    """OT(N(0, S), N(0, T)) / eps for the cost -y^T A x, B = A / eps: sum_i (1 - h_i + log(h_i) / 2).
 
-    h_i = (1 + sqrt(1 + 4 w_i)) / 2, w_i the eigenvalues of S^(1/2) B S B^T S^(1/2). A mean m adds -m^T B m.
+    h_i = (1 + sqrt(1 + 4 w_i)) / 2, w_i the eigenvalues of T^(1/2) B S B^T T^(1/2). Means add -m_y^T B m_x.
 
     Returns
     -------
     Tensor (...)
-        Differentiable in S and B to any order, at singular S too: dF/dS = -(N (I + C N)^(-1) + B^T C B) / 2
-        with N = B S B^T, and dF/dB = -C B S.
+        Differentiable in S, T and B to any order, at singular S and T too.
     """
-    S, B = torch.broadcast_tensors(symmetrise(S), B)
-    value: Tensor = _SelfTransport.apply(S, B)  # type: ignore[no-untyped-call]
+    T, N = torch.broadcast_tensors(symmetrise(T), symmetrise(B @ symmetrise(S) @ B.mT))
+    value: Tensor = _Transport.apply(T, N)  # type: ignore[no-untyped-call]
     return value
 
 
+def gaussian_self_transport(S: Tensor, B: Tensor) -> Tensor:
+    """OT(N(0, S), N(0, S)) / eps for the cost -y^T A x, B = A / eps; a mean m adds -m^T B m."""
+    return gaussian_transport(S, S, B)
+
+
+def quadratic_potential(C: Tensor, N: Tensor) -> Tensor:
+    """G = (I + N C)^(-1) N of g(y) = -eps y^T G y / 2 + const; it is C^(-1) - T^(-1) where T is regular."""
+    eye = torch.eye(N.shape[-1], dtype=N.dtype, device=N.device)
+    return symmetrise(torch.linalg.solve(eye + N @ C, N))
+
+
+def _coupling(T: Tensor, N: Tensor) -> Tensor:
+    C: Tensor = _Coupling.apply(*torch.broadcast_tensors(T, N))  # type: ignore[no-untyped-call]
+    return C
+
+
 class _Coupling(torch.autograd.Function):
-    """C(S, B); its derivatives solve the differentiated quadratic equation."""
+    """The PSD C with C + C N C = T; its derivatives solve the differentiated equation."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(S: Tensor, B: Tensor) -> Tensor:
-        w, U = eigh_psd(S)
-        return coupling_covariance_of_factor(U * w.sqrt().unsqueeze(-2), B)
+    def forward(T: Tensor, N: Tensor) -> Tensor:
+        w, U = eigh_psd(T)
+        L = U * w.sqrt().unsqueeze(-2)
+        w, U = eigh_psd(L.mT @ N @ L)
+        half = L @ U * (2.0 / (1.0 + (1.0 + 4.0 * w).sqrt())).sqrt().unsqueeze(-2)
+        return symmetrise(half @ half.mT)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.save_for_backward(*inputs, output)
-        ctx.save_for_forward(*inputs, output)
+        ctx.save_for_backward(inputs[1], output)
+        ctx.save_for_forward(inputs[1], output)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
-        S, B, C = ctx.saved_tensors
-        Z = _solve_sylvester(_linear_part(S, B, C).mT, symmetrise(grad_outputs[0]))
-        CZC = symmetrise(C @ Z @ C)
-        return Z - symmetrise(B.mT @ CZC @ B), -2.0 * CZC @ B @ S
+        N, C = ctx.saved_tensors
+        Z = _solve_sylvester(_linear_part(C, N).mT, symmetrise(grad_outputs[0]))
+        return Z, -symmetrise(C @ Z @ C)
 
     @staticmethod
     def jvp(ctx: Any, *grad_inputs: Any) -> Any:
-        S, B, C = ctx.saved_tensors
-        dS, dB = (torch.zeros_like(C) if t is None else t for t in grad_inputs)
-        dS = symmetrise(dS)
-        dN = symmetrise(B @ dS @ B.mT) + 2.0 * symmetrise(dB @ S @ B.mT)
-        return _solve_sylvester(_linear_part(S, B, C), dS - symmetrise(C @ dN @ C))
+        N, C = ctx.saved_tensors
+        dT, dN = (torch.zeros_like(C) if t is None else symmetrise(t) for t in grad_inputs)
+        return _solve_sylvester(_linear_part(C, N), dT - symmetrise(C @ dN @ C))
 
 
-class _SelfTransport(torch.autograd.Function):
-    """The value by eigenvalues, its derivatives by the envelope theorem."""
+class _Transport(torch.autograd.Function):
+    """The value by eigenvalues; its derivatives, by the envelope theorem, are -G / 2 in T and -C / 2 in N."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(S: Tensor, B: Tensor) -> Tensor:
-        w, U = eigh_psd(S)
+    def forward(T: Tensor, N: Tensor) -> Tensor:
+        w, U = eigh_psd(T)
         L = U * w.sqrt().unsqueeze(-2)
-        s = torch.linalg.svdvals(L.mT @ B @ L)
+        w, _ = eigh_psd(L.mT @ N @ L)
         # u = h - 1 without cancellation: 1 - h + log(h)/2 loses every digit for small w.
-        u = 2.0 * s.square() / (1.0 + torch.hypot(torch.ones_like(s), 2.0 * s))
+        u = 2.0 * w / (1.0 + (1.0 + 4.0 * w).sqrt())
         return (0.5 * torch.log1p(u) - u).sum(-1)
 
     @staticmethod
@@ -143,28 +162,25 @@ class _SelfTransport(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
-        gS, gB = _self_transport_gradient(*ctx.saved_tensors)
+        gT, gN = _transport_gradient(*ctx.saved_tensors)
         g = grad_outputs[0][..., None, None]
-        return g * gS, g * gB
+        return g * gT, g * gN
 
     @staticmethod
     def jvp(ctx: Any, *grad_inputs: Any) -> Any:
-        gradient = _self_transport_gradient(*ctx.saved_tensors)
-        parts = [(g * t).sum((-2, -1)) for g, t in zip(gradient, grad_inputs, strict=True) if t is not None]
-        return torch.stack(parts).sum(0)
+        T, N = ctx.saved_tensors
+        gradient = _transport_gradient(T, N)
+        dT, dN = (torch.zeros_like(T) if t is None else t for t in grad_inputs)
+        return (gradient[0] * dT + gradient[1] * dN).sum((-2, -1))
 
 
-def _self_transport_gradient(S: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
-    C = coupling_covariance(S, B)
-    N = symmetrise(B @ S @ B.mT)
-    eye = torch.eye(S.shape[-1], dtype=S.dtype, device=S.device)
-    left = symmetrise(torch.linalg.solve(eye + N @ C, N))
-    return -0.5 * (left + symmetrise(B.mT @ C @ B)), -C @ B @ S
+def _transport_gradient(T: Tensor, N: Tensor) -> tuple[Tensor, Tensor]:
+    C = _coupling(T, N)
+    return -0.5 * quadratic_potential(C, N), -0.5 * C
 
 
-def _linear_part(S: Tensor, B: Tensor, C: Tensor) -> Tensor:
-    eye = torch.eye(S.shape[-1], dtype=S.dtype, device=S.device)
-    return 0.5 * eye + symmetrise(B @ S @ B.mT) @ C
+def _linear_part(C: Tensor, N: Tensor) -> Tensor:
+    return 0.5 * torch.eye(C.shape[-1], dtype=C.dtype, device=C.device) + N @ C
 
 
 def _solve_sylvester(W: Tensor, R: Tensor) -> Tensor:

@@ -1,17 +1,16 @@
-"""Entropic optimal transport between weighted clouds for the bilinear cost -y^T A x: potentials, value, gradients."""
+"""Entropic optimal transport between weighted clouds for the bilinear cost -y^T A x."""
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ..errors import InvalidInput, NotConverged
+from ..errors import InvalidInput
+from .sinkhorn_core import Job, gauge, run
 from .sinkhorn_implicit import attach_potentials, dual_value, soft_average
 from .sinkhorn_kernel import Problem
-from .sinkhorn_solve import Solution, solve
 from .sinkhorn_support import check_total_support
 
 __all__ = ["SinkhornResult", "barycentre", "sinkhorn"]
@@ -111,53 +110,32 @@ def sinkhorn(
     a, b = (t.expand(*batch, t.shape[-1]).reshape(-1, t.shape[-1]) for t in (a, b))
     A = A.expand(*batch, *A.shape[-2:]).reshape(-1, *A.shape[-2:])
     problem, shift_x, shift_y, mean_y = _centred(x, a, y, b, A / eps, mask)
-    with torch.no_grad():
-        start = None
-        if warm is not None:
-            start = _flat(warm[0], a) / eps - shift_x, _flat(warm[1], b) / eps - shift_y
-        solution = _solve_in_chunks(problem.detached(), tol, max_iter, start, symmetric)
-    phi, psi, mean = solution.phi, solution.psi, solution.mean
-    value = solution.value
-    if torch.is_grad_enabled() and problem.requires_grad:
+    start = None
+    if warm is not None:
+        start = (_flat(warm[0], a) / eps - shift_x).detach(), (_flat(warm[1], b) / eps - shift_y).detach()
+    job = Job(tol, max_iter, symmetric, mask)
+    phi, psi, mean, value, error_x, error_y = run(job, problem, start)
+    if problem.differentiable:
         first, (phi, psi) = attach_potentials(problem, phi, psi)
         value = dual_value(problem, *first)
         mean = soft_average(problem, psi, problem.y)
-    f, g = _gauge(eps * (phi + shift_x), eps * (psi + shift_y), a, b)
+    f, g = gauge(eps * (phi + shift_x), eps * (psi + shift_y), a, b)
     value = eps * (value + (a * shift_x).sum(-1) + (b * shift_y).sum(-1))
-    converged = bool(((solution.error_x <= tol) & (solution.error_y <= tol)).all())
-    if not converged:
-        warnings.warn(
-            f"Sinkhorn stopped after {solution.n_iter} iterations with marginal errors (L1) "
-            f"{float(solution.error_x.max()):.2e} and {float(solution.error_y.max()):.2e}, above tol = {tol:.1e}",
-            NotConverged,
-            stacklevel=2,
-        )
     return SinkhornResult(
         f.reshape(*batch, -1),
         g.reshape(*batch, -1),
         value.reshape(batch),
-        solution.error_x.reshape(batch),
-        solution.error_y.reshape(batch),
+        error_x.reshape(batch),
+        error_y.reshape(batch),
         (mean + mean_y).reshape(*batch, *mean.shape[-2:]),
-        converged,
-        solution.n_iter,
+        job.converged,
+        job.n_iter,
     )
 
 
 def barycentre(result: SinkhornResult) -> Tensor:
     """E_pi[y | x_i] of a solved problem, (..., n, d)."""
     return result.mean_y
-
-
-@dataclass(frozen=True, eq=False)
-class _Finished:
-    phi: Tensor
-    psi: Tensor
-    mean: Tensor
-    value: Tensor
-    error_x: Tensor
-    error_y: Tensor
-    n_iter: int
 
 
 def _flat(t: Tensor, like: Tensor) -> Tensor:
@@ -167,7 +145,7 @@ def _flat(t: Tensor, like: Tensor) -> Tensor:
 def _centred(
     x: Tensor, a: Tensor, y: Tensor, b: Tensor, B: Tensor, mask: Tensor | None
 ) -> tuple[Problem, Tensor, Tensor, Tensor]:
-    """Centre both clouds: y^T B x changes by functions of x alone and of y alone, which the potentials absorb."""
+    """Centre both clouds: y^T B x changes by functions of x or y alone, which the potentials absorb."""
     mean_x, mean_y = (a.unsqueeze(-2) @ x), (b.unsqueeze(-2) @ y)
     x, y = x - mean_x, y - mean_y
     Bx, Bm = x @ B.mT, mean_x @ B.mT
@@ -175,44 +153,3 @@ def _centred(
     shift_x = -(Bx @ mean_y.mT).squeeze(-1) - half
     shift_y = -(y @ Bm.mT).squeeze(-1) - half
     return Problem(Bx, a, y, b, mask), shift_x, shift_y, mean_y
-
-
-def _gauge(f: Tensor, g: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Fix the free constant by sum a f = sum b g."""
-    c = 0.5 * ((b * g).sum(-1, keepdim=True) - (a * f).sum(-1, keepdim=True))
-    return f + c, g - c
-
-
-def _solve_in_chunks(
-    problem: Problem, tol: float, max_iter: int, start: tuple[Tensor, Tensor] | None, symmetric: bool
-) -> _Finished:
-    """Solve the batch in pieces whose kernels fit the memory budget together."""
-    size = problem.chunk()
-    parts = []
-    for i in range(0, problem.x.shape[0], size):
-        members = slice(i, i + size)
-        warm = None if start is None else (start[0][members], start[1][members])
-        parts.append(_finish(solve(problem.take(members), tol, max_iter, warm), symmetric))
-    if len(parts) == 1:
-        return parts[0]
-    names = ("phi", "psi", "mean", "value", "error_x", "error_y")
-    return _Finished(
-        *(torch.cat([getattr(p, k) for p in parts]) for k in names), max(p.n_iter for p in parts)
-    )
-
-
-def _finish(solution: Solution, symmetric: bool) -> _Finished:
-    """Measure both marginals of what is returned, in one more pass that also gives the conditional means."""
-    kernel, p = solution.kernel, solution.kernel.problem
-    phi, psi = _gauge(solution.phi, solution.psi, p.a, p.b)
-    if symmetric:
-        phi = psi = 0.5 * (phi + psi)
-    u, v = (phi - kernel.phi).exp(), (psi - kernel.psi).exp()
-    total, row, column = kernel.average(u, v, p.y)
-    error_x = (p.a * (row - 1.0).abs()).sum(-1)
-    error_y = (p.b * (column - 1.0).abs()).sum(-1)
-    # at points of zero weight the potential is the soft-min of the others: one substitution
-    phi = torch.where(p.a > 0, phi, phi - row.log())
-    psi = torch.where(p.b > 0, psi, psi - column.log())
-    value = (p.a * (phi - (row - 1.0))).sum(-1) + (p.b * psi).sum(-1)
-    return _Finished(phi, psi, total / row.unsqueeze(-1), value, error_x, error_y, solution.n_iter)

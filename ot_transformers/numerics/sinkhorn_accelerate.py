@@ -1,4 +1,4 @@
-"""Two accelerations of the Sinkhorn iteration: Anderson mixing of the sweeps, and Newton steps of the semi-dual."""
+"""Two accelerations of Sinkhorn: Anderson mixing of the sweeps, and Newton steps of the semi-dual."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Anderson:
         self._drho: list[Tensor] = []
 
     def propose(self, h: Tensor, rho: Tensor, restart: Tensor) -> Tensor:
-        """Return the next h from the current (h, rho); members in `restart` (B,) forget and take the plain step."""
+        """Return the next h from (h, rho); members in `restart` (B,) forget and take the plain step."""
         keep = (~restart).unsqueeze(-1)
         if self._last is not None:
             # zero columns drop out of the least squares: that is how one member forgets
@@ -73,7 +73,7 @@ def newton_direction(kernel: Kernel, u: Tensor, v: Tensor, column: Tensor, dampi
 
 
 def _conjugate_gradients(kernel: Kernel, u: Tensor, v: Tensor, diagonal: Tensor, rhs: Tensor) -> Tensor:
-    """Inexact Newton: conjugate gradients in the inner product of b, to a relative residual sqrt(error) <= 0.1."""
+    """Inexact Newton: conjugate gradients in the inner product of b, relative residual <= 0.1, falling."""
     b = kernel.problem.b
 
     def dot(p: Tensor, q: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """Derivatives of the Sinkhorn fixed point, by two chord-Newton steps written in differentiable operations.
 
-At the solution z* of r(z, theta) = 0 with J = dr/dz held constant, the step z -> z - J^(-1) r(z, theta) leaves the
-value alone and gains one order of derivative each time: after one step first derivatives are exact, after two
-the second ones. Derivatives of the optimal value gain twice as fast (it is stationary in z).
+At the solution z* of r(z, theta) = 0, with J = dr/dz held constant, the step z -> z - J^(-1) r(z, theta)
+leaves the value alone and gains one order of derivative each time: after one step first derivatives are exact, after
+two the second ones. Derivatives of the optimal value gain twice as fast (it is stationary in z).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _CEILING = 600.0  # exponents of pairs of zero weight are cut here, where exp is
 def attach_potentials(
     problem: Problem, phi: Tensor, psi: Tensor
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Potentials that carry first, and potentials that carry second derivatives in x, a, y, b of the problem."""
+    """Potentials that carry first, and potentials that carry second derivatives in x, a, y, b."""
     with torch.no_grad():
         weight, _ = _weights(problem.x @ problem.y.mT + psi.unsqueeze(-2), problem.b, problem.mask)
         P = weight / weight.sum(-1, keepdim=True)
@@ -48,7 +48,7 @@ def _step(
 
 
 def dual_value(problem: Problem, phi: Tensor, psi: Tensor) -> Tensor:
-    """Sum a phi + sum b psi - (mass - 1): stationary in the potentials, so that their errors enter squared."""
+    """Sum a phi + sum b psi - (mass - 1): stationary in the potentials, whose errors enter squared."""
     row = phi + _log_sum(problem.x @ problem.y.mT + psi.unsqueeze(-2), problem.b, problem.mask)
     return (problem.a * (phi - torch.expm1(row))).sum(-1) + (problem.b * psi).sum(-1)
 
@@ -60,7 +60,7 @@ def soft_average(problem: Problem, psi: Tensor, values: Tensor) -> Tensor:
 
 
 def _weights(exponent: Tensor, b: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """b_j exp(e_ij - top_i), and top_i: b itself and not its logarithm, whose derivative at 0 would be NaN."""
+    """b_j exp(e_ij - top_i), and top_i; with b itself, as the derivative of its logarithm at 0 is NaN."""
     if mask is not None:
         exponent = exponent.masked_fill(~mask, -torch.inf)
     supported = torch.where((b > 0).unsqueeze(-2), exponent.detach(), -torch.inf)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 __all__ = ["KERNEL_BUDGET", "Kernel", "Problem", "log_half_sweeps", "scaling_limit"]
 
@@ -49,14 +50,13 @@ class Problem:
         return max(1, KERNEL_BUDGET // one)
 
     @property
-    def requires_grad(self) -> bool:
-        """Whether any of the tensors carries a gradient."""
-        return any(t.requires_grad for t in (self.x, self.a, self.y, self.b))
+    def differentiable(self) -> bool:
+        """Whether any of the tensors carries a derivative, of whichever mode."""
+        return any(_carries_derivative(t) for t in (self.x, self.a, self.y, self.b))
 
     def detached(self) -> Problem:
         """The same numbers without their gradient history."""
-        parts = (t.detach() for t in (self.x, self.a, self.y, self.b))
-        return Problem(*parts, self.mask)
+        return Problem(self.x.detach(), self.a.detach(), self.y.detach(), self.b.detach(), self.mask)
 
     def take(self, members: slice) -> Problem:
         """Some members of the batch."""
@@ -67,8 +67,19 @@ class Problem:
         return Problem(self.x / factor, self.a, self.y, self.b, self.mask)
 
 
+def _carries_derivative(t: Tensor) -> bool:
+    if torch.is_grad_enabled() and t.requires_grad:
+        return True
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(t):
+        if functorch.is_gradtrackingtensor(t):
+            return True
+        t = functorch.get_unwrapped(t)
+    return forward_ad._current_level >= 0 and forward_ad.unpack_dual(t).tangent is not None
+
+
 def scaling_limit(dtype: torch.dtype) -> float:
-    """Largest |log u|, |log v| before re-absorption: what underflows in K is then below e^-500 (float32: e^-60)."""
+    """Largest |log u|, |log v| before re-absorption: what underflows in K is negligible."""
     return 100.0 if dtype == torch.float64 else 15.0
 
 

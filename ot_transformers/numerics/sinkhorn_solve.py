@@ -1,7 +1,7 @@
 """The Sinkhorn iteration: Anderson-accelerated sweeps of a stabilised kernel, Newton where those are slow.
 
-The unknown is h = log v (relative to the absorbed potentials); a sweep gives u with exact row sums and the column
-sums, whose distance to 1 is the error. Tensors here are (B, n, d), know no gradient, and are right.
+The unknown is h = log v (relative to the absorbed potentials); a sweep gives u with exact row sums, and the
+column sums, whose distance to 1 is the error. Tensors here are (B, n, d), know no gradient, and are right.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .coupling import coupling_covariance_of_factor
+from .coupling import coupling_covariance, quadratic_potential
 from .sinkhorn_accelerate import Anderson, newton_direction
 from .sinkhorn_kernel import Kernel, Problem, log_half_sweeps, scaling_limit
 
@@ -22,6 +22,7 @@ _COOLING = 4.0
 _PATIENCE = 30  # sweeps after which progress is judged: less than a factor of _SLOW asks for Newton steps
 _SLOW = 1e-2
 _REST = 10  # sweeps after a Newton step that failed
+_HALVINGS = 11
 _LONGEST = 20.0  # longest Newton step in log v
 
 
@@ -49,21 +50,17 @@ class Solution:
 def gaussian_potentials(problem: Problem) -> tuple[Tensor, Tensor]:
     """Potentials of the moment-matched centred Gaussians: quadratic, in closed form, no matrix inverted.
 
-    With N = B S B^T and C = Cov(y | x), psi(y) = -y^T G y / 2 with G = (I + N C)^(-1) N, which is C^(-1) - T^(-1)
-    where T is regular; likewise phi. Rows x of the problem are B x, so that phi(x) = -(B x)^T C (B x) / 2 + const.
+    With N = B S B^T and C = Cov(y | x), psi(y) = -y^T G y / 2, G = (I + N C)^(-1) N, and
+    phi(x) = -(B x)^T C (B x) / 2 + const; the rows x of the problem are B x already.
     """
     p = problem
-    factor_x = (p.a.sqrt().unsqueeze(-1) * p.x).mT  # of N = B S B^T
-    factor_y = (p.b.sqrt().unsqueeze(-1) * p.y).mT  # of T
-    T, N = factor_y @ factor_y.mT, factor_x @ factor_x.mT
-    d = T.shape[-1]
-    eye = torch.eye(d, dtype=T.dtype, device=T.device)
-    w, U = torch.linalg.eigh(T)
-    L = U * w.clamp_min(0).sqrt().unsqueeze(-2)
-    w, U = torch.linalg.eigh(N)
-    C = coupling_covariance_of_factor(L, eye, U * w.clamp_min(0).sqrt().unsqueeze(-2))
-    G = torch.linalg.solve(eye + N @ C, N)
-    psi = -0.5 * ((p.y @ G.mT) * p.y).sum(-1)
+    factor_x = (p.a.sqrt().unsqueeze(-1) * p.x).mT
+    factor_y = (p.b.sqrt().unsqueeze(-1) * p.y).mT
+    N, T = factor_x @ factor_x.mT, factor_y @ factor_y.mT
+    eye = torch.eye(T.shape[-1], dtype=T.dtype, device=T.device)
+    C = coupling_covariance(N, eye, T)
+    G = quadratic_potential(C, N)
+    psi = -0.5 * ((p.y @ G) * p.y).sum(-1)
     # log E exp(y^T z + psi(y)) = z^T C z / 2 - log det(I + T G) / 2 for y ~ N(0, T), as (T^-1 + G)^-1 = C.
     constant = 0.5 * torch.linalg.slogdet(eye + T @ G).logabsdet
     phi = constant.unsqueeze(-1) - 0.5 * ((p.x @ C) * p.x).sum(-1)
@@ -87,26 +84,6 @@ def solve(problem: Problem, tol: float, max_iter: int, warm: tuple[Tensor, Tenso
             factor /= _COOLING
     last = _iterate(problem, warm, tol, max(1, max_iter - n_iter))
     return Solution(last.kernel, last.u, last.v, last.error, last.n_iter + n_iter)
-
-
-def _start(problem: Problem, warm: tuple[Tensor, Tensor]) -> tuple[Kernel, Tensor, Tensor, Tensor]:
-    """Absorb the first potentials as they are if their scalings are in range, else after a log-domain sweep."""
-    phi, psi = warm
-    limit = scaling_limit(phi.dtype)
-    kernel = Kernel(problem, phi, psi)
-    h = torch.zeros_like(psi)
-    u, column = kernel.sweep(torch.ones_like(h))
-    ok = (u.log().abs() < limit).all() & (column.log().abs() < limit).all()
-    if bool(ok):
-        return kernel, h, u, column
-    return _absorb(problem, psi)
-
-
-def _absorb(problem: Problem, psi: Tensor) -> tuple[Kernel, Tensor, Tensor, Tensor]:
-    phi, psi = log_half_sweeps(problem, psi)
-    kernel = Kernel(problem, phi, psi)
-    u, column = kernel.sweep(torch.ones_like(psi))
-    return kernel, torch.zeros_like(psi), u, column
 
 
 @dataclass(eq=False)
@@ -135,7 +112,7 @@ def _evaluate(kernel: Kernel, h: Tensor) -> _Point:
 
 
 def _column_error(kernel: Kernel, u: Tensor, column: Tensor) -> Tensor:
-    """L1 error of the column sums; infinite where a number left the range, so that it is never a candidate."""
+    """L1 error of the column sums; infinite where a number left the range: never a candidate."""
     error = (kernel.problem.b * (column - 1.0).abs()).sum(-1)
     sound = (
         torch.isfinite(column).all(-1) & torch.isfinite(u).all(-1) & (column > 0).all(-1) & (u > 0).all(-1)
@@ -144,7 +121,7 @@ def _column_error(kernel: Kernel, u: Tensor, column: Tensor) -> Tensor:
 
 
 def _start(problem: Problem, warm: tuple[Tensor, Tensor]) -> tuple[Kernel, _Point]:
-    """Absorb the first potentials as they are if their scalings are in range, else after a log-domain sweep."""
+    """Absorb the first potentials as they are if in range, else after a log-domain sweep."""
     phi, psi = warm
     limit = scaling_limit(phi.dtype)
     kernel = Kernel(problem, phi, psi)
@@ -200,12 +177,11 @@ def _newton_step(kernel: Kernel, start: _Point, active: Tensor) -> tuple[_Point,
     delta = newton_direction(kernel, start.u, start.h.exp(), start.column, damping)
     delta = torch.where(active.unsqueeze(-1), delta, 0.0)
     t = (_LONGEST / delta.abs().amax(-1).clamp_min(_LONGEST)).unsqueeze(-1)
-    found, open_ = start, active
-    for used in range(1, 12):
+    found, open_, used = start, active, 0
+    while used < _HALVINGS and bool(open_.any()):
+        used += 1
         trial = _evaluate(kernel, start.h + t * delta)
         accept = open_ & (trial.error <= (1.0 - 0.01 * t.squeeze(-1)) * start.error)
         found, open_ = found.where(accept, trial), open_ & ~accept
-        if not bool(open_.any()):
-            break
         t = 0.4 * t
     return found, used

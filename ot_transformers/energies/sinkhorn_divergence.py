@@ -1,0 +1,127 @@
+"""Debiased Sinkhorn divergence to a target measure, between clouds or, in closed form, between Gaussians."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..arrays import broadcast_batch, cast_like, check_count, check_positive
+from ..errors import InvalidInput
+from ..measures import Gaussian, Measure, Particles, as_measure
+from ..numerics.coupling import coupling_covariance, gaussian_transport
+from ..numerics.sinkhorn import SinkhornResult, sinkhorn
+from .base import Energy
+
+__all__ = ["SinkhornDivergence"]
+
+
+class SinkhornDivergence(Energy):
+    """S(mu) = OT(mu, nu) - OT(mu, mu) / 2 - OT(nu, nu) / 2, nu the target.
+
+        OT(mu, nu) = min over couplings pi of (mu, nu) of E_pi[|x - y|^2 / 2] + eps KL(pi | mu x nu).
+
+    Nonnegative, zero only at mu = nu; it tends to W_2^2 / 2 as eps -> 0 and to |m_mu - m_nu|^2 / 2 as
+    eps -> infinity.
+
+    Parameters
+    ----------
+    target : Particles, Gaussian, or an array (..., n, d) read as a cloud
+        nu. The energy is defined on measures of the same kind: clouds for a cloud, Gaussians for a Gaussian.
+    eps : float
+        Strength of the entropic regularisation, in units of the cost |x - y|^2 / 2 (so that GeomLoss's
+        blur is sqrt(eps), and POT's `reg` for the metric |x - y|^2 is 2 eps).
+    tol : float
+        Bound on the L1 error of each marginal; the value's error is of second order in it.
+    max_iter : int
+        Iterations of one solve at most; then a `NotConverged` warning gives the errors reached.
+
+    Raises
+    ------
+    InvalidInput
+        eps <= 0, or a measure of the other kind or of another dimension.
+
+    Notes
+    -----
+    The squares |x|^2 / 2 cancel, and so do the means but for |m_mu - m_nu|^2 / 2: what is solved is the
+    bilinear problem -y^T x between centred clouds. The engine is this library's own solver: GeomLoss stops
+    after a fixed annealing schedule and POT on one marginal, so that neither certifies a small divergence of
+    two close clouds, the difference of three large numbers.
+
+    On Gaussians, with phi(w) = 1 - h + log(h) / 2, h = (1 + sqrt(1 + 4 w)) / 2 and w_i(S, T) the eigenvalues
+    of T^(1/2) S T^(1/2) / eps^2,
+
+        S = |m - m_nu|^2 / 2 + eps sum_i (phi(w_i(S, T)) - phi(w_i(S, S)) / 2 - phi(w_i(T, T)) / 2),
+
+    with Wasserstein gradient m - m_nu + (C_S - C_T) (x - m) / eps, where C_T = Cov(y | x) of the coupling
+    of mu with nu and C_S that of mu with itself.
+
+    References
+    ----------
+    Feydy, Séjourné, Vialard, Amari, Trouvé, Peyré, AISTATS 2019; Janati, Muzellec, Peyré, Cuturi,
+    NeurIPS 2020 (Gaussians).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> target = Particles(np.array([[0.0], [1.0]]))
+    >>> float(SinkhornDivergence(target, 0.5).value(Particles(np.array([[3.0], [4.0]]))).round(9))
+    4.5
+    """
+
+    def __init__(self, target: Measure, eps: float, *, tol: float = 1e-9, max_iter: int = 5_000) -> None:
+        self.target = as_measure(target, "target")
+        self.eps = check_positive(eps, "eps")
+        self.tol, self.max_iter = check_positive(tol, "tol"), check_count(max_iter, "max_iter")
+        self.kind, self.dim = self.target.kind, self.target.dim
+
+    def raw_particles(self, x: Tensor, weights: Tensor) -> Tensor:
+        """The divergence of two clouds, (...)."""
+        y, b = self._cloud(x)
+        mean_x, mean_y = _mean(x, weights), _mean(y, b)
+        x, y = x - mean_x, y - mean_y
+        cross = self._solve(x, weights, y, b).value
+        own = self._solve(x, weights, x, weights).value + self._solve(y, b, y, b).value
+        return 0.5 * (mean_x - mean_y).square().sum((-2, -1)) + (cross - 0.5 * own)
+
+    def raw_particles_gradient(self, x: Tensor, weights: Tensor) -> Tensor:
+        """E_(mu, mu)[y | x] - E_(mu, nu)[y | x] at the tokens, (..., n, d)."""
+        y, b = self._cloud(x)
+        own = self._solve(x, weights, x, weights).mean_y
+        return own - self._solve(x, weights, y, b).mean_y
+
+    def raw_gaussian(self, mean: Tensor, cov: Tensor) -> Tensor:
+        """The divergence of two Gaussians, (...)."""
+        m, T = self._gaussian(mean)
+        B = torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device) / self.eps
+        cross = gaussian_transport(cov, T, B)
+        own = gaussian_transport(cov, cov, B) + gaussian_transport(T, T, B)
+        return 0.5 * (mean - m).square().sum(-1) + self.eps * (cross - 0.5 * own)
+
+    def raw_gaussian_gradient(self, mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
+        """(m - m_nu, (C_S - C_T) / (2 eps))."""
+        m, T = self._gaussian(mean)
+        B = torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device) / self.eps
+        return mean - m, 0.5 / self.eps * (coupling_covariance(cov, B) - coupling_covariance(cov, B, T))
+
+    def _solve(self, x: Tensor, a: Tensor, y: Tensor, b: Tensor) -> SinkhornResult:
+        eye = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
+        tol, max_iter = self.tol, self.max_iter
+        return sinkhorn(x, a, y, b, eye, self.eps, tol=tol, max_iter=max_iter, symmetric=y is x)
+
+    def _cloud(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        if not isinstance(self.target, Particles):
+            raise InvalidInput("measure is a cloud, the target of this SinkhornDivergence is a Gaussian")
+        y, b = cast_like(self.target.x_t, like, "target"), cast_like(self.target.weights_t, like, "target")
+        broadcast_batch([like.shape[:-2], y.shape[:-2]], ["measure", "target"])
+        return y, b
+
+    def _gaussian(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        if not isinstance(self.target, Gaussian):
+            raise InvalidInput("measure is a Gaussian, the target of this SinkhornDivergence is a cloud")
+        m, T = cast_like(self.target.mean_t, like, "target"), cast_like(self.target.cov_t, like, "target")
+        broadcast_batch([like.shape[:-1], m.shape[:-1]], ["measure", "target"])
+        return m, T
+
+
+def _mean(x: Tensor, w: Tensor) -> Tensor:
+    return w.unsqueeze(-2) @ x

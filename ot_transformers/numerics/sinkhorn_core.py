@@ -1,0 +1,126 @@
+"""The solver behind one opaque function: tensors in units of eps in, numbers out, batches in pieces.
+
+Autograd and `torch.func` see a constant (derivatives are attached afterwards, in `sinkhorn_implicit`), and
+`torch.vmap` becomes the batch dimension that the solver has anyway.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import NotConverged
+from .sinkhorn_kernel import Problem
+from .sinkhorn_solve import Solution, solve
+
+__all__ = ["Job", "gauge", "run"]
+
+
+@dataclass
+class Job:
+    """What to do, and, filled in by the run, how it went."""
+
+    tol: float
+    max_iter: int
+    symmetric: bool
+    mask: Tensor | None
+    converged: bool = field(default=False, init=False)
+    n_iter: int = field(default=0, init=False)
+    errors: tuple[float, float] = field(default=(float("nan"), float("nan")), init=False)
+
+
+def run(job: Job, problem: Problem, start: tuple[Tensor, Tensor] | None) -> tuple[Tensor, ...]:
+    """Solve for (phi, psi, E[y | x], value, error_x, error_y); may warn `NotConverged`."""
+    p = problem.detached()
+    phi, psi = (None, None) if start is None else start
+    out: tuple[Tensor, ...] = _Solve.apply(job, p.x, p.a, p.y, p.b, phi, psi)  # type: ignore[no-untyped-call]
+    if not job.converged:
+        warnings.warn(
+            f"Sinkhorn stopped after {job.n_iter} iterations with marginal errors (L1) {job.errors[0]:.2e} and "
+            f"{job.errors[1]:.2e}, above tol = {job.tol:.1e}",
+            NotConverged,
+            stacklevel=3,
+        )
+    return out
+
+
+class _Solve(torch.autograd.Function):
+    """The numbers, without derivatives; vmapped dimensions join the batch."""
+
+    @staticmethod
+    def forward(job: Job, *tensors: Tensor | None) -> tuple[Tensor, ...]:
+        x, a, y, b, phi, psi = tensors
+        assert x is not None
+        assert a is not None
+        assert y is not None
+        assert b is not None
+        start = None if phi is None or psi is None else (phi, psi)
+        return _solve_in_chunks(job, Problem(x, a, y, b, job.mask), start)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.mark_non_differentiable(*output)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
+        return (None,) * 7
+
+    @staticmethod
+    def jvp(ctx: Any, *grad_inputs: Any) -> Any:
+        return (None,) * 6
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], job: Job, *tensors: Tensor | None) -> Any:
+        size = info.batch_size
+        flat: list[Tensor | None] = []
+        for t, dim in zip(tensors, in_dims[1:], strict=True):
+            if t is not None:
+                t = t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0)
+                t = t.reshape(-1, *t.shape[2:])
+            flat.append(t)
+        out = _Solve.apply(job, *flat)  # type: ignore[no-untyped-call]
+        return tuple(t.reshape(size, -1, *t.shape[1:]) for t in out), (0,) * len(out)
+
+
+def _solve_in_chunks(job: Job, problem: Problem, start: tuple[Tensor, Tensor] | None) -> tuple[Tensor, ...]:
+    """Solve the batch in pieces whose kernels fit the memory budget together."""
+    size = problem.chunk()
+    parts, job.n_iter = [], 0
+    for i in range(0, problem.x.shape[0], size):
+        members = slice(i, i + size)
+        warm = None if start is None else (start[0][members], start[1][members])
+        solution = solve(problem.take(members), job.tol, job.max_iter, warm)
+        job.n_iter = max(job.n_iter, solution.n_iter)
+        parts.append(_finish(solution, job.symmetric))
+    out = tuple(torch.cat(t) if len(t) > 1 else t[0] for t in zip(*parts, strict=True))
+    # written so that a NaN is not converged
+    job.converged = bool(((out[-2] <= job.tol) & (out[-1] <= job.tol)).all())
+    job.errors = float(out[-2].max()), float(out[-1].max())
+    return out
+
+
+def _finish(solution: Solution, symmetric: bool) -> tuple[Tensor, ...]:
+    """Measure both marginals of what is returned, in one more pass that also gives the conditional means."""
+    kernel, p = solution.kernel, solution.kernel.problem
+    phi, psi = gauge(solution.phi, solution.psi, p.a, p.b)
+    if symmetric:
+        phi = psi = 0.5 * (phi + psi)
+    u, v = (phi - kernel.phi).exp(), (psi - kernel.psi).exp()
+    total, row, column = kernel.average(u, v, p.y)
+    error_x = (p.a * (row - 1.0).abs()).sum(-1)
+    error_y = (p.b * (column - 1.0).abs()).sum(-1)
+    # at points of zero weight the potential is the soft-min of the others: one substitution
+    phi = torch.where(p.a > 0, phi, phi - row.log())
+    psi = torch.where(p.b > 0, psi, psi - column.log())
+    value = (p.a * (phi - (row - 1.0))).sum(-1) + (p.b * psi).sum(-1)
+    return phi, psi, total / row.unsqueeze(-1), value, error_x, error_y
+
+
+def gauge(f: Tensor, g: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Fix the free constant by sum a f = sum b g."""
+    c = 0.5 * ((b * g).sum(-1, keepdim=True) - (a * f).sum(-1, keepdim=True))
+    return f + c, g - c
