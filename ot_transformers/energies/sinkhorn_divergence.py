@@ -68,7 +68,7 @@ class SinkhornDivergence(Energy):
     4.5
     """
 
-    def __init__(self, target: Measure, eps: float, *, tol: float = 1e-9, max_iter: int = 5_000) -> None:
+    def __init__(self, target: Measure, eps: float, *, tol: float = 1e-11, max_iter: int = 5_000) -> None:
         self.target = as_measure(target, "target")
         self.eps = check_positive(eps, "eps")
         self.tol, self.max_iter = check_positive(tol, "tol"), check_count(max_iter, "max_iter")

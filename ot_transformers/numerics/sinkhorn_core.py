@@ -34,14 +34,14 @@ class Job:
 
 
 def run(job: Job, problem: Problem, start: tuple[Tensor, Tensor] | None) -> tuple[Tensor, ...]:
-    """Solve for (phi, psi, E[y | x], value, error_x, error_y); may warn `NotConverged`."""
+    """Solve: (phi, psi, E[y | x], value, error_x, error_y); may warn `NotConverged`."""
     p = problem.detached()
     phi, psi = (None, None) if start is None else start
     out: tuple[Tensor, ...] = _Solve.apply(job, p.x, p.a, p.y, p.b, phi, psi)  # type: ignore[no-untyped-call]
     if not job.converged:
         warnings.warn(
-            f"Sinkhorn stopped after {job.n_iter} iterations with marginal errors (L1) {job.errors[0]:.2e} and "
-            f"{job.errors[1]:.2e}, above tol = {job.tol:.1e}",
+            f"Sinkhorn stopped after {job.n_iter} iterations with marginal errors (L1) "
+            f"{job.errors[0]:.2e} and {job.errors[1]:.2e}, above tol = {job.tol:.1e}",
             NotConverged,
             stacklevel=3,
         )
@@ -107,9 +107,11 @@ def _finish(solution: Solution, symmetric: bool) -> tuple[Tensor, ...]:
     """Measure both marginals of what is returned, in one more pass that also gives the conditional means."""
     kernel, p = solution.kernel, solution.kernel.problem
     phi, psi = gauge(solution.phi, solution.psi, p.a, p.b)
+    u, v = solution.u, solution.v
     if symmetric:
-        phi = psi = 0.5 * (phi + psi)
-    u, v = (phi - kernel.phi).exp(), (psi - kernel.psi).exp()
+        # the antisymmetric part is of the size of the error: averaging halves that on either side
+        half = 0.5 * (phi - psi)
+        u, v, phi, psi = u * (-half).exp(), v * half.exp(), phi - half, psi + half
     total, row, column = kernel.average(u, v, p.y)
     error_x = (p.a * (row - 1.0).abs()).sum(-1)
     error_y = (p.b * (column - 1.0).abs()).sum(-1)

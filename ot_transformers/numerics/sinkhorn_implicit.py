@@ -1,8 +1,8 @@
 """Derivatives of the Sinkhorn fixed point, by two chord-Newton steps written in differentiable operations.
 
 At the solution z* of r(z, theta) = 0, with J = dr/dz held constant, the step z -> z - J^(-1) r(z, theta)
-leaves the value alone and gains one order of derivative each time: after one step first derivatives are exact, after
-two the second ones. Derivatives of the optimal value gain twice as fast (it is stationary in z).
+leaves the value alone and gains one order of derivative each time: after one step first derivatives are
+exact, after two the second ones. Those of the optimal value gain twice as fast (it is stationary in z).
 """
 
 from __future__ import annotations
