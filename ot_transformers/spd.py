@@ -2,8 +2,8 @@
 
 Everything here takes and returns tensors (..., d, d), trusts its caller (symmetric, finite, PSD up to
 rounding) and is differentiable: reverse mode to any order, forward mode (`torch.func.jvp`) to second order,
-also under `torch.vmap`. The derivatives never divide by eigenvalue differences: with R = S^(1/2), dR solves R dR + dR R = dS, in the
-eigenbasis dR_ij = dS_ij / (r_i + r_j), which is harmless where eigenvalues repeat.
+also under `torch.vmap`. The derivatives never divide by eigenvalue differences: with R = S^(1/2), dR solves
+R dR + dR R = dS, in the eigenbasis dR_ij = dS_ij / (r_i + r_j), which is harmless where eigenvalues repeat.
 """
 
 from __future__ import annotations

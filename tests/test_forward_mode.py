@@ -1,4 +1,4 @@
-"""Nested forward mode through custom autograd functions agrees with reverse mode (PyTorch alone gets it wrong)."""
+"""Nested forward mode through custom autograd functions agrees with reverse mode."""
 
 from __future__ import annotations
 

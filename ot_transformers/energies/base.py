@@ -44,7 +44,7 @@ class Energy(ABC):
         return g / weights.unsqueeze(-1)
 
     def raw_gaussian_gradient(self, mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
-        """(g, H) = (dF/dm (..., d), dF/dS (..., d, d) symmetric): the Wasserstein gradient is g + 2 H (x - m)."""
+        """(g, H) = (dF/dm (..., d), dF/dS (..., d, d)): the Wasserstein gradient is g + 2 H (x - m)."""
         graph = torch.is_grad_enabled() and (mean.requires_grad or cov.requires_grad)
         with torch.enable_grad():
             m = mean if mean.requires_grad else mean.detach().requires_grad_()

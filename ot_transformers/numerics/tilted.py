@@ -2,7 +2,7 @@
 
 Sums over pairs of particles are streamed over blocks of rows, so that memory is O(n d) (also in backward
 mode, which recomputes the blocks), and taken in the log domain, so that they do not overflow. All functions
-take tensors, trust their caller, and are differentiable in reverse and forward mode, to second order and more.
+take tensors, trust their caller, and are differentiable in reverse and forward mode, to any order.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ def _stream_lse(z: Tensor, y: Tensor, b: Tensor) -> Tensor:
 
 
 def _kernel(z: Tensor, y: Tensor, c: Tensor, b: Tensor, v: Tensor) -> Tensor:
-    """sum_j e^{z_i . y_j + c_i + b_j} v_j (..., k, r), all of one batch shape, streaming and differentiable."""
+    """sum_j e^{z_i . y_j + c_i + b_j} v_j (..., k, r), all of one batch shape, streaming."""
     out: Tensor = _Kernel.apply(z, y, c, b, v)  # type: ignore[no-untyped-call]
     return out
 
