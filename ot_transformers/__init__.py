@@ -6,6 +6,18 @@ flow (`gradient_structure`), JKO steps, and the (non)convexity of its energies.
 
 from __future__ import annotations
 
+from .attention import (
+    AffineBlock,
+    L2Attention,
+    LinearAttention,
+    MaskedAttention,
+    MultiHeadAttention,
+    Schedule,
+    SigmoidAttention,
+    SinkhornAttention,
+    SoftmaxAttention,
+    UnnormalisedAttention,
+)
 from .errors import InvalidInput, NotAGradientFlow, NotConverged, NotGaussianPreserving, OTTransformersError
 from .measures import AffineVelocity, Gaussian, Particles, PositionedParticles
 from .models import Head, load_head, load_tokens
@@ -13,6 +25,16 @@ from .models import Head, load_head, load_tokens
 __version__ = "0.1.0"
 
 __all__ = [
+    "AffineBlock",
+    "L2Attention",
+    "LinearAttention",
+    "MaskedAttention",
+    "MultiHeadAttention",
+    "Schedule",
+    "SigmoidAttention",
+    "SinkhornAttention",
+    "SoftmaxAttention",
+    "UnnormalisedAttention",
     "AffineVelocity",
     "Gaussian",
     "Head",

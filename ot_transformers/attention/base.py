@@ -4,15 +4,29 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
-from ..arrays import Array, ArrayLike, Kind, as_matrix, cast_like, common_kind, to_kind
+from ..arrays import (
+    Array,
+    ArrayLike,
+    Kind,
+    as_matrix,
+    as_scalar,
+    as_tensor,
+    broadcast_batch,
+    common_kind,
+    to_kind,
+)
 from ..errors import InvalidInput, NotGaussianPreserving
 from ..measures import AffineVelocity, Gaussian, Particles, as_gaussian, as_particles
+from ..numerics.streaming import blockwise
+from ..numerics.tilted import safe_log
+from .bounds import AttentionBounds
 
-__all__ = ["Attention", "Field", "parameter"]
+__all__ = ["Attention", "Field", "parameter", "score_matrix", "spectral_norm"]
 
 Field = Callable[[Tensor, Tensor], Tensor]
 """(x (..., n, d), weights (..., n)) -> velocity (..., n, d)."""
@@ -21,17 +35,31 @@ Field = Callable[[Tensor, Tensor], Tensor]
 class Attention(ABC):
     """A map mu -> Gamma_mu, the velocity field of the Transformer PDE d/dt mu + div(mu Gamma_mu) = 0.
 
-    A new kind is one class with `raw_velocity` (tensors in, tensors out, trusting its caller) and, where it
-    keeps Gaussian laws Gaussian, `raw_affine`.
+    A new kind is one class with `raw_rows` (the formula on a block of points, tensors in and out) and, where
+    it keeps Gaussian laws Gaussian, `raw_affine`. Kinds with a faster way override `raw_velocity`.
     """
 
     kind: Kind = "numpy"
     dim: int | None = None
     """Dimension of the tokens it acts on; None where any will do."""
+    maskable: ClassVar[bool] = True
+    """Whether Gamma makes sense on a measure that depends on the point (`MaskedAttention`)."""
 
     @abstractmethod
+    def raw_rows(self, points: Tensor, x: Tensor, log_weights: Tensor) -> Tensor:
+        """Gamma at points (..., k, d) of measures sum_j w_ij delta_{x_j} that may differ from row to row.
+
+        `log_weights` is (..., 1, n) or (..., k, n), -inf for absent tokens; the weights of a row may sum to
+        less than 1 (masking restricts the measure without renormalising it). Returns (..., k, d).
+        """
+
     def raw_velocity(self, x: Tensor, weights: Tensor) -> Tensor:
-        """Gamma_mu at the tokens of mu = sum_i w_i delta_{x_i}: (..., n, d), tensors that are known to be right."""
+        """Gamma_mu at the tokens of mu = sum_i w_i delta_{x_i}: (..., n, d), from tensors known to be right."""
+        return self.raw_field(x, x, weights)
+
+    def raw_field(self, points: Tensor, x: Tensor, weights: Tensor) -> Tensor:
+        """Gamma_mu at other points (..., k, d), streaming over blocks of points."""
+        return blockwise(self.raw_rows, (points,), (x, safe_log(weights).unsqueeze(-2)))
 
     def raw_affine(self, mean: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
         """(b, M) with Gamma_N(m, L L^T)(x) = b + M (x - m), from mean (..., d) and factor L (..., d, r)."""
@@ -40,13 +68,34 @@ class Attention(ABC):
             "Use its velocity on particles"
         )
 
+    def bounds(self, radius: float) -> AttentionBounds:
+        """Bounds on the ball of a radius, the ingredients of `stability_constant`.
+
+        Raises
+        ------
+        InvalidInput
+            The kind has no explicit constants.
+        """
+        raise InvalidInput(
+            f"attention {type(self).__name__} has no explicit stability constant ({self._no_bounds})"
+        )
+
+    _no_bounds: ClassVar[str] = "its class does not give `bounds`"
+
     @property
     def preserves_gaussians(self) -> bool:
         """Whether the flow keeps Gaussian laws Gaussian, so that `affine` exists."""
         return type(self).raw_affine is not Attention.raw_affine
 
-    def evaluator(self) -> Field:
-        """A velocity function to be called along one flow; kinds that iterate carry a warm start in it."""
+    def raw_causal(self, x: Tensor, weights: Tensor) -> Tensor | None:
+        """Gamma at token i of the measure restricted to tokens 0..i, in one call; None where there is none."""
+        return None
+
+    def evaluator(self, particles: Particles | None = None) -> Field:
+        """A velocity function to be called along one flow that starts at `particles`.
+
+        Kinds that iterate carry a warm start in it; masked ones take the positions from `particles`.
+        """
         return self.raw_velocity
 
     def velocity(self, particles: Particles | ArrayLike) -> Array:
@@ -63,7 +112,24 @@ class Attention(ABC):
         """
         p = as_particles(particles)
         self._check_dim(p.dim, "particles")
-        return to_kind(self.raw_velocity(p.x_t, p.weights_t), common_kind(p, self))
+        return to_kind(self.evaluator(p)(p.x_t, p.weights_t), common_kind(p, self))
+
+    def field(self, particles: Particles | ArrayLike, points: ArrayLike) -> Array:
+        """Gamma_mu at arbitrary points (..., k, d).
+
+        Raises
+        ------
+        InvalidInput
+            Dimension or device that does not match, or a kind that is defined at the tokens alone.
+        """
+        p = as_particles(particles)
+        self._check_dim(p.dim, "particles")
+        z, _ = as_tensor(points, "points", min_ndim=2)
+        self._check_dim(int(z.shape[-1]), "points")
+        if z.device != p.device:
+            raise InvalidInput(f"points is on device {z.device}, the measure on {p.device}: move one of them")
+        value = self.raw_field(z.to(p.dtype), p.x_t, p.weights_t)
+        return to_kind(value, common_kind(p, points, self))
 
     def affine(self, gaussian: Gaussian) -> AffineVelocity:
         """Gamma_N(m, S)(x) = b + M (x - m) as an `AffineVelocity`.
@@ -75,6 +141,8 @@ class Attention(ABC):
         InvalidInput
             Dimension or device that does not match the parameters.
         """
+        if not self.preserves_gaussians:
+            Attention.raw_affine(self, torch.empty(0), torch.empty(0))
         g = as_gaussian(gaussian)
         self._check_dim(g.dim, "gaussian")
         b, M = self.raw_affine(g.mean_t, g.factor_t)
@@ -92,6 +160,36 @@ def parameter(value: ArrayLike, name: str, *, square: bool = True) -> tuple[Tens
     return as_matrix(value, name, square=square)
 
 
-def cast_parameters(like: Tensor, **parameters: Tensor) -> tuple[Any, ...]:
-    """Bring parameters to the dtype of the data; with particles, give them one more axis to broadcast over."""
-    return tuple(cast_like(p, like, name) for name, p in parameters.items())
+def score_matrix(Q: ArrayLike, K: ArrayLike, scale: Any = 1.0) -> Tensor:
+    """A = scale K^T Q from query and key matrices (..., k, d), validated."""
+    q, k = query_key(Q, K)
+    return as_scalar(scale, "scale") * k.mT @ q
+
+
+def query_key(Q: ArrayLike, K: ArrayLike) -> tuple[Tensor, Tensor]:
+    """Validate query and key matrices (..., k, d) and bring them to one dtype."""
+    q, _ = parameter(Q, "Q", square=False)
+    k, _ = parameter(K, "K", square=False)
+    if q.shape[-2:] != k.shape[-2:]:
+        raise InvalidInput(
+            f"Q and K must have equal shapes (..., k, d), got {tuple(q.shape)}, {tuple(k.shape)}"
+        )
+    broadcast_batch([q.shape[:-2], k.shape[:-2]], ["Q", "K"])
+    dtype = torch.promote_types(q.dtype, k.dtype)
+    return q.to(dtype), k.to(dtype)
+
+
+def check_pair(A: Tensor, V: Tensor, name: str = "A") -> int:
+    """Check that the score matrix and V act on one dimension (and that batches broadcast); return it."""
+    d = int(A.shape[-1])
+    if V.shape[-1] != d:
+        raise InvalidInput(f"{name} acts on dimension {d}, V on dimension {V.shape[-1]}")
+    broadcast_batch([A.shape[:-2], V.shape[:-2]], [name, "V"])
+    return d
+
+
+def spectral_norm(t: Tensor, name: str) -> float:
+    """Largest singular value of one matrix; a batch of parameters has no single constant."""
+    if t.ndim != 2:
+        raise InvalidInput(f"attention has a batch of {name} {tuple(t.shape)}: bounds are for one at a time")
+    return float(torch.linalg.matrix_norm(t.detach().double(), 2))

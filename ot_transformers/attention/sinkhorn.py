@@ -18,6 +18,7 @@ from ..arrays import (
     readable,
 )
 from ..errors import InvalidInput
+from ..measures import Particles
 from ..numerics.coupling import coupling_covariance_of_factor
 from ..numerics.sinkhorn import SinkhornResult, barycentre, sinkhorn
 from ..numerics.sinkhorn_history import PotentialHistory
@@ -90,6 +91,16 @@ class SinkhornAttention(Attention):
         self.kind = common_kind(Q, K, V)
         return self
 
+    maskable = False
+    _no_bounds = (
+        "stability holds by the Lipschitz stability of the potentials, Carlier, Chizat, Laborde 2024, with a constant "
+        "that is not explicit"
+    )
+
+    def raw_rows(self, points: Tensor, x: Tensor, log_weights: Tensor) -> Tensor:
+        """Not defined: the potentials belong to one measure, of all tokens."""
+        raise InvalidInput("points must be the tokens: Sinkhorn attention is defined on the cloud as a whole")
+
     def raw_velocity(self, x: Tensor, weights: Tensor) -> Tensor:
         """V E_pi[y | x_i], a cold solve: (..., n, d)."""
         return self._velocity(self.solve(x, weights), x)
@@ -101,7 +112,7 @@ class SinkhornAttention(Attention):
         C = coupling_covariance_of_factor(factor, B)
         return (V @ mean.unsqueeze(-1)).squeeze(-1), V @ C @ B
 
-    def evaluator(self) -> Field:
+    def evaluator(self, particles: Particles | None = None) -> Field:
         """A velocity for the successive steps of one flow, each solve starting from extrapolated potentials.
 
         The history lives in the returned function alone: use one evaluator for one flow, in one thread.

@@ -1,0 +1,111 @@
+"""Multi-head attention: a sum of heads of any kinds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..arrays import ArrayLike, cast_like, common_kind, describe
+from ..errors import InvalidInput
+from ..measures import Particles
+from .base import Attention, Field, parameter, spectral_norm
+from .bounds import AttentionBounds
+
+__all__ = ["MultiHeadAttention"]
+
+
+class MultiHeadAttention(Attention):
+    r"""Gamma_mu = sum_h W_h Gamma_mu^{(h)}, heads of any mix of kinds.
+
+    Parameters
+    ----------
+    heads : sequence of Attention
+        All on one dimension d.
+    outputs : sequence of arrays (..., d, d), optional
+        The matrices W_h. Default: the identity for each (V already carries the output matrix).
+
+    Raises
+    ------
+    InvalidInput
+        No heads, dimensions that differ, or another number of outputs than of heads.
+
+    Notes
+    -----
+    On Gaussians M = sum_h W_h M_h and b = sum_h W_h b_h, if every head preserves Gaussians.
+    """
+
+    def __init__(self, heads: Sequence[Attention], outputs: Sequence[ArrayLike] | None = None) -> None:
+        if not isinstance(heads, list | tuple) or not heads:
+            raise InvalidInput(f"heads must be a non-empty list of attentions, got {describe(heads)}")
+        for h in heads:
+            if not isinstance(h, Attention):
+                raise InvalidInput(f"heads must be attentions, got {describe(h)}")
+        dims = {h.dim for h in heads if h.dim is not None}
+        if len(dims) > 1:
+            raise InvalidInput(f"heads must act on one dimension, got {sorted(dims)}")
+        self.heads = tuple(heads)
+        self.dim = next(iter(dims), None)
+        self.outputs: tuple[Tensor, ...] | None = None
+        if outputs is not None:
+            if len(outputs) != len(heads):
+                raise InvalidInput(f"outputs has {len(outputs)} matrices for {len(heads)} heads")
+            self.outputs = tuple(parameter(W, "outputs")[0] for W in outputs)
+            wrong = {int(W.shape[-1]) for W in self.outputs} - ({self.dim} if self.dim else set())
+            if wrong and self.dim is not None:
+                raise InvalidInput(f"outputs act on dimension {sorted(wrong)}, heads on {self.dim}")
+            self.dim = int(self.outputs[0].shape[-1])
+        self.kind = common_kind(*heads, *(outputs or ()))
+        self.maskable = all(h.maskable for h in heads)  # type: ignore[misc]
+
+    def raw_velocity(self, x: Tensor, weights: Tensor) -> Tensor:
+        """Sum over heads, each by its own fastest way."""
+        return self._sum([h.raw_velocity(x, weights) for h in self.heads])
+
+    def raw_field(self, points: Tensor, x: Tensor, weights: Tensor) -> Tensor:
+        """Sum over heads."""
+        return self._sum([h.raw_field(points, x, weights) for h in self.heads])
+
+    def raw_rows(self, points: Tensor, x: Tensor, log_weights: Tensor) -> Tensor:
+        """Sum over heads."""
+        return self._sum([h.raw_rows(points, x, log_weights) for h in self.heads])
+
+    def raw_affine(self, mean: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
+        """(sum_h W_h b_h, sum_h W_h M_h)."""
+        pairs = [h.raw_affine(mean, factor) for h in self.heads]
+        b = self._sum([p[0].unsqueeze(-2) for p in pairs]).squeeze(-2)
+        if self.outputs is None:
+            return b, torch.stack(torch.broadcast_tensors(*(p[1] for p in pairs))).sum(0)
+        M = pairs[0][1].new_zeros(())
+        for W, (_, part) in zip(self.outputs, pairs, strict=True):
+            M = M + cast_like(W, part, "outputs") @ part
+        return b, M
+
+    @property
+    def preserves_gaussians(self) -> bool:
+        """Whether every head does."""
+        return all(h.preserves_gaussians for h in self.heads)
+
+    def evaluator(self, particles: Particles | None = None) -> Field:
+        """The heads' evaluators, summed: each head keeps its own warm start."""
+        fields = [h.evaluator(particles) for h in self.heads]
+        return lambda x, weights: self._sum([f(x, weights) for f in fields])
+
+    def bounds(self, radius: float) -> AttentionBounds:
+        """Sum of the heads' bounds, scaled by |W_h|."""
+        total = AttentionBounds(0.0, 0.0, 0.0)
+        for i, h in enumerate(self.heads):
+            norm = 1.0 if self.outputs is None else spectral_norm(self.outputs[i], "outputs")
+            total = total + h.bounds(radius).scaled(norm)
+        return total
+
+    def _sum(self, parts: list[Any]) -> Tensor:
+        total = None
+        for i, part in enumerate(parts):
+            if self.outputs is not None:
+                part = part @ cast_like(self.outputs[i], part, "outputs").mT
+            total = part if total is None else total + part
+        assert total is not None
+        return total

@@ -1,0 +1,106 @@
+"""Softmax attention."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..arrays import ArrayLike, cast_like, common_kind
+from ..numerics.streaming import attend
+from .base import Attention, check_pair, parameter, score_matrix, spectral_norm
+from .bounds import AttentionBounds
+
+__all__ = ["SoftmaxAttention"]
+
+
+class SoftmaxAttention(Attention):
+    r"""Gamma_mu(x) = V E[y e^{y^T A x}] / E[e^{y^T A x}], y ~ mu.
+
+    Parameters
+    ----------
+    A : array (..., d, d)
+        Score matrix K^T Q: the score of a pair is <Qx, Ky> = y^T A x, with no hidden 1/sqrt(k).
+        A scalar stands for d = 1.
+    V : array (..., d, d)
+        Value matrix.
+
+    Raises
+    ------
+    InvalidInput
+        Not square, dimensions or batches that do not match, NaN or infinity.
+
+    Notes
+    -----
+    On N(m, S): M = V S A and b = V (I + S A) m; exact for singular S and A. Memory is O(n d).
+    For V = I, S(t) = S0^{1/2} (I - t S0^{1/2} (A + A^T) S0^{1/2})^{-1} S0^{1/2}, which blows up at
+    t* = 1 / lambda_max(S0^{1/2} (A + A^T) S0^{1/2}) where that is positive.
+
+    References
+    ----------
+    Castin, Ablin, Carrillo, Peyré, arXiv 2501.18322, sections 2 and 4.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> attention = SoftmaxAttention(A=2.0, V=1.0)
+    >>> attention.velocity(np.array([[-1.0], [1.0]])).round(6).ravel().tolist()
+    [-0.964028, 0.964028]
+    """
+
+    def __init__(self, A: ArrayLike, V: ArrayLike) -> None:
+        self.A, _ = parameter(A, "A")
+        self.V, _ = parameter(V, "V")
+        self.dim, self.kind = check_pair(self.A, self.V), common_kind(A, V)
+
+    @classmethod
+    def from_qkv(cls, Q: ArrayLike, K: ArrayLike, V: ArrayLike, scale: Any = 1.0) -> SoftmaxAttention:
+        """Build from query, key (..., k, d) and value matrices: A = scale K^T Q."""
+        self = cls(score_matrix(Q, K, scale), V)
+        self.kind = common_kind(Q, K, V)
+        return self
+
+    def raw_velocity(self, x: Tensor, weights: Tensor) -> Tensor:
+        """Streaming, through the fused kernel."""
+        return self.raw_field(x, x, weights)
+
+    def raw_field(self, points: Tensor, x: Tensor, weights: Tensor) -> Tensor:
+        """Streaming, through the fused kernel."""
+        A, V = cast_like(self.A, x, "A"), cast_like(self.V, x, "V")
+        # Moving keys by c changes scores by a function of the query alone: centred keys have small scores.
+        centre = (weights.unsqueeze(-1) * x).sum(-2, keepdim=True)
+        y = x - centre
+        mean = attend(points @ A.mT, y, y, None if _equal(weights) else weights)
+        return (mean + centre) @ V.mT
+
+    def raw_causal(self, x: Tensor, weights: Tensor) -> Tensor | None:
+        """The fused kernel with a causal mask."""
+        A, V = cast_like(self.A, x, "A"), cast_like(self.V, x, "V")
+        centre = (weights.unsqueeze(-1) * x).sum(-2, keepdim=True)
+        y = x - centre
+        return (attend(x @ A.mT, y, y, weights, causal=True) + centre) @ V.mT
+
+    def raw_rows(self, points: Tensor, x: Tensor, log_weights: Tensor) -> Tensor:
+        """V times the softmax barycentre of each row."""
+        A, V = cast_like(self.A, x, "A"), cast_like(self.V, x, "V")
+        return torch.softmax(points @ A.mT @ x.mT + log_weights, -1) @ x @ V.mT
+
+    def raw_affine(self, mean: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
+        """(V (m + S A m), V S A)."""
+        A, V = cast_like(self.A, factor, "A"), cast_like(self.V, factor, "V")
+        SA = factor @ (factor.mT @ A)
+        m = mean.unsqueeze(-1)
+        return (V @ (m + SA @ m)).squeeze(-1), V @ SA
+
+    def bounds(self, radius: float) -> AttentionBounds:
+        """|V| R, |V||A| R^2 and |V| (1 + 2|A| R^2) e^{2|A| R^2}."""
+        a, v = spectral_norm(self.A, "A"), spectral_norm(self.V, "V")
+        u = a * radius**2
+        return AttentionBounds(v * radius, v * u, v * (1 + 2 * u) * math.exp(2 * u))
+
+
+def _equal(weights: Tensor) -> bool:
+    """Whether the weights are one number broadcast over the tokens (so that they cancel)."""
+    return weights.shape[-1] == 1 or weights.stride(-1) == 0

@@ -1,0 +1,74 @@
+"""Unnormalised attention: the softmax without its denominator."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..arrays import ArrayLike, cast_like, common_kind
+from ..numerics.tilted import tilted_barycentre
+from .base import Attention, check_pair, parameter, score_matrix, spectral_norm
+from .bounds import AttentionBounds
+
+__all__ = ["UnnormalisedAttention"]
+
+
+class UnnormalisedAttention(Attention):
+    r"""Gamma_mu(x) = V E[y e^{y^T A x}], y ~ mu.
+
+    Parameters
+    ----------
+    A : array (..., d, d)
+        Score matrix K^T Q. A scalar stands for d = 1.
+    V : array (..., d, d)
+        Value matrix.
+
+    Raises
+    ------
+    InvalidInput
+        Not square, dimensions or batches that do not match, NaN or infinity.
+
+    Notes
+    -----
+    Computed as the softmax barycentre times e^{log G}, so that it is infinite only where the number itself
+    leaves the floating range. Gaussian laws do not stay Gaussian. For V = sigma D A it is the Wasserstein
+    gradient flow (inner product D^{-1}) of -sigma E_A.
+
+    References
+    ----------
+    Castin, Ablin, Carrillo, Peyré, arXiv 2501.18322, sections 2 and 3.
+    """
+
+    def __init__(self, A: ArrayLike, V: ArrayLike) -> None:
+        self.A, _ = parameter(A, "A")
+        self.V, _ = parameter(V, "V")
+        self.dim, self.kind = check_pair(self.A, self.V), common_kind(A, V)
+
+    @classmethod
+    def from_qkv(cls, Q: ArrayLike, K: ArrayLike, V: ArrayLike, scale: Any = 1.0) -> UnnormalisedAttention:
+        """Build from query, key (..., k, d) and value matrices: A = scale K^T Q."""
+        self = cls(score_matrix(Q, K, scale), V)
+        self.kind = common_kind(Q, K, V)
+        return self
+
+    def raw_field(self, points: Tensor, x: Tensor, weights: Tensor) -> Tensor:
+        """e^{log G} times the barycentre, streaming in the log domain."""
+        A, V = cast_like(self.A, x, "A"), cast_like(self.V, x, "V")
+        log_g, mean = tilted_barycentre(x, weights, A.mT, points)
+        return torch.exp(log_g).unsqueeze(-1) * (mean @ V.mT)
+
+    def raw_rows(self, points: Tensor, x: Tensor, log_weights: Tensor) -> Tensor:
+        """V sum_j w_ij y_j e^{y_j^T A x_i}."""
+        A, V = cast_like(self.A, x, "A"), cast_like(self.V, x, "V")
+        scores = points @ A.mT @ x.mT + log_weights
+        log_g = torch.logsumexp(scores, -1, keepdim=True)
+        return torch.exp(log_g) * (torch.softmax(scores, -1) @ x @ V.mT)
+
+    def bounds(self, radius: float) -> AttentionBounds:
+        """|V| R e^{|A| R^2}, |V||A| R^2 e^{|A| R^2} and |V| (1 + |A| R^2) e^{|A| R^2}."""
+        u, v = spectral_norm(self.A, "A") * radius**2, spectral_norm(self.V, "V")
+        e = math.exp(u)
+        return AttentionBounds(v * radius * e, v * u * e, v * (1 + u) * e)
