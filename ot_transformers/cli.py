@@ -1,0 +1,237 @@
+"""The command line: one app, one command a study. It parses, calls a study, prints; no mathematics.
+
+Exit status: 0 done, 1 a result outside its tolerance, 2 bad input (one line on stderr, no traceback).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="ot-transformers",
+    help="The optimal-transport geometry of transformers: attention as a flow on measures.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+# Options are None unless given, so that those given win over the config file, and that over the defaults of
+# the study; the defaults live in one place, the study's config class.
+Out = Annotated[Path | None, typer.Option(help="Result folder. [default: results/<command>]")]
+Config = Annotated[Path | None, typer.Option(help="config.json of an earlier run; options given here win.")]
+Tokens = Annotated[
+    str | None, typer.Option(help="Bundled cloud or file .npy, .npz, .csv (n, d). [default: minilm]")
+]
+Kind = Annotated[str | None, typer.Option(help="sinkhorn, softmax, l2 or linear. [default: sinkhorn]")]
+Preset = Annotated[
+    str | None, typer.Option(help="Named A, V; `list` prints them. [default: head4-symmetric]")
+]
+Matrices = Annotated[str | None, typer.Option(help=".npz with A and V, or Q, K and V, instead of a preset.")]
+Scale = Annotated[float | None, typer.Option(help="Factor of K^T Q of --matrices. [default: 1]")]
+Eps = Annotated[float | None, typer.Option(help="Entropic regularisation of Sinkhorn. [default: 1]")]
+TEnd = Annotated[float | None, typer.Option(help="End of the time interval. [default: 4]")]
+N = Annotated[int | None, typer.Option("--n", help="Tokens kept. [default: all]")]
+D = Annotated[int | None, typer.Option("--d", help="Principal components kept. [default: 16]")]
+Seed = Annotated[int | None, typer.Option(help="Seed of everything random. [default: 0]")]
+Device = Annotated[str | None, typer.Option(help="Torch device. [default: cpu]")]
+Dtype = Annotated[str | None, typer.Option(help="float64 or float32. [default: float64]")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the result folder only.")]
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False,
+) -> None:
+    if version:
+        from . import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@app.command()
+def compare(
+    tokens: Tokens = None,
+    attention: Kind = None,
+    preset: Preset = None,
+    matrices: Matrices = None,
+    scale: Scale = None,
+    eps: Eps = None,
+    t_end: TEnd = None,
+    n: N = None,
+    d: D = None,
+    seed: Seed = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    repeats: Annotated[int | None, typer.Option(help="Gaussian clouds a size. [default: 8]")] = None,
+    out: Out = None,
+    config: Config = None,
+    quiet: Quiet = False,
+) -> None:
+    """Compare attention on particles, its Gaussian closure, the gradient flow and JKO steps."""
+    _run("compare", "CompareConfig", _given(locals()), out, config, quiet)
+
+
+@app.command()
+def flow(
+    tokens: Tokens = None,
+    attention: Kind = None,
+    preset: Preset = None,
+    matrices: Matrices = None,
+    scale: Scale = None,
+    eps: Eps = None,
+    t_end: TEnd = None,
+    n: N = None,
+    d: D = None,
+    seed: Seed = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    out: Out = None,
+    config: Config = None,
+    quiet: Quiet = False,
+) -> None:
+    """Run the attention flow on a token cloud and on its Gaussian."""
+    _run("flow", "FlowConfig", _given(locals()), out, config, quiet)
+
+
+@app.command()
+def jko(
+    tokens: Tokens = None,
+    attention: Kind = None,
+    preset: Preset = None,
+    matrices: Matrices = None,
+    scale: Scale = None,
+    eps: Eps = None,
+    t_end: TEnd = None,
+    n: N = None,
+    d: D = None,
+    seed: Seed = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    out: Out = None,
+    config: Config = None,
+    quiet: Quiet = False,
+) -> None:
+    """Run JKO steps of the energy at several step sizes and measure their order."""
+    _run("jko", "JKOConfig", _given(locals()), out, config, quiet)
+
+
+def _given(values: dict[str, Any]) -> dict[str, Any]:
+    """The options that were given on the command line."""
+    return {k: v for k, v in values.items() if v is not None and k not in ("out", "config", "quiet")}
+
+
+def _run(
+    study: str, config_class: str, given: dict[str, Any], out: Path | None, config: Path | None, quiet: bool
+) -> None:
+    """Run one study and print what it found."""
+    if given.get("preset") == "list":
+        _print_presets()
+        return
+    module = import_module(f".studies.{study}", __package__)
+    from .studies import check_out, config_from_options, load_config
+
+    options = {} if config is None else load_config(config, study)
+    settings = config_from_options(getattr(module, config_class), {**options, **given})
+    target = check_out(Path("results") / study if out is None else out)
+    result = _with_progress(lambda report: module.run(settings, report), quiet)
+    folder = result.write(target)
+    _print_result(result, folder, quiet)
+    if result.exit_status:
+        raise typer.Exit(result.exit_status)
+
+
+def _with_progress(job: Callable[[Callable[[str, float], None]], Any], quiet: bool) -> Any:
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if quiet or not console.is_terminal:
+        return job(lambda stage, fraction: None)
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("starting", total=1.0)
+
+        def report(stage: str, fraction: float) -> None:
+            bar.update(task, description=stage, completed=fraction)
+
+        return job(report)
+
+
+def _print_result(result: Any, folder: Path, quiet: bool) -> None:
+    if quiet:
+        typer.echo(folder)
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=result.title, title_justify="left", title_style="bold")
+    for head, justify in (
+        ("finding", "left"),
+        ("value", "right"),
+        ("tolerance", "right"),
+        ("verdict", "left"),
+    ):
+        table.add_column(head, justify=justify)  # type: ignore[arg-type]
+    colour = {"pass": "green", "FAIL": "bold red", "reported": "cyan"}
+    for title, value, tolerance, verdict in result.rows():
+        table.add_row(title, value, tolerance, f"[{colour[verdict]}]{verdict}[/]")
+    console = Console()
+    console.print(table)
+    console.print(f"Report: {folder / 'report.html'}", soft_wrap=True, highlight=False)
+
+
+def _print_presets() -> None:
+    from .studies._presets import PRESETS
+
+    for name, item in PRESETS.items():
+        typer.echo(f"{name:26s} {item.text}")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the app; every failure is one line on stderr and an exit status."""
+    try:
+        status = app(args=None if argv is None else list(argv), standalone_mode=False)
+    except Exception as err:
+        status = _status_of(err)
+    except KeyboardInterrupt:
+        _fail("interrupted; nothing was written")
+        status = 130
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+def _status_of(err: Exception) -> int:
+    """Print a failure that is not a bug in one line and return its exit status; raise any other again."""
+    from .errors import InvalidInput, NotConverged, OTTransformersError
+
+    if isinstance(err, typer.Exit):
+        return int(err.exit_code)
+    message = getattr(err, "format_message", None)
+    if message is not None:  # a usage error of the parser
+        _fail(message() or "no command given; see --help")
+        return 2
+    if isinstance(err, OTTransformersError):
+        _fail(str(err))
+        return 2 if isinstance(err, InvalidInput) or not isinstance(err, NotConverged) else 1
+    raise err
+
+
+def _fail(message: str) -> None:
+    typer.echo(f"error: {' '.join(message.split())}", err=True)
+
+
+if __name__ == "__main__":
+    main()
