@@ -8,6 +8,7 @@ from torch import Tensor
 from ..arrays import cast_like
 from ..errors import InvalidInput
 from ..measures import Gaussian, Measure, Particles, as_measure
+from ..numerics.bures import bures_squared
 from ..numerics.transport import barycentric_projection, transport_cost, transport_plan
 from .base import Energy
 
@@ -74,8 +75,6 @@ class SquaredWasserstein(Energy):
             raise InvalidInput(
                 "target is a cloud, measure a Gaussian: take SquaredWasserstein(target.to_gaussian())"
             )
-        from ..numerics.bures import bures_squared
-
         n = cast_like(self.target.mean_t, mean, "target")
         T = cast_like(self.target.cov_t, cov, "target")
         S, T = torch.broadcast_tensors(cov, T)

@@ -1,0 +1,79 @@
+"""Displacement interpolation between clouds, shared by the Wasserstein metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ..arrays import Kind, as_scalar, broadcast_batch, to_kind
+from ..errors import InvalidInput
+from ..measures import Particles
+from ..numerics.transport import TransportPlan, power_cost, transport_plan
+from .base import Geodesic
+
+__all__ = ["check_time", "displacement_geodesic", "members", "safe_root"]
+
+Member = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+def safe_root(value: Tensor, p: float) -> Tensor:
+    """value^(1/p) with derivative 0 (not infinite) at 0."""
+    positive = value > 0
+    return torch.where(positive, torch.where(positive, value, 1.0) ** (1.0 / p), 0.0)
+
+
+def check_time(t: float) -> float:
+    """Return t if it lies in [0, 1]."""
+    time = as_scalar(t, "t")
+    if not 0.0 <= time <= 1.0:
+        raise InvalidInput(f"t must lie in [0, 1], got {time:g}")
+    return time
+
+
+def members(a: Particles, b: Particles) -> tuple[tuple[int, ...], list[Member]]:
+    """The joint batch shape of two clouds, and their members (x, w, y, v) one by one."""
+    batch = broadcast_batch([a.batch_shape, b.batch_shape], ["mu", "nu"])
+    flat = [
+        t.expand(*batch, *t.shape[-k:]).reshape(-1, *t.shape[-k:])
+        for t, k in ((a.x_t, 2), (a.weights_t, 1), (b.x_t, 2), (b.weights_t, 1))
+    ]
+    return batch, list(zip(*flat, strict=True))
+
+
+def displacement_geodesic(
+    a: Particles, b: Particles, white: Callable[[Tensor], Tensor], p: float, kind: Kind
+) -> Geodesic:
+    """Move mass along the pairs of an optimal plan, at constant speed."""
+    batch, flat = members(a, b)
+    plans = [transport_plan(white(x), w, white(y), v, p) for x, w, y, v in flat]
+    matching = all(plan.permutation for plan in plans)
+    starts, ends, masses = _supports(plans, flat)
+    cost = (masses * power_cost(white(starts), white(ends), p)).sum(-1).reshape(batch)
+    starts, ends = (t.reshape(*batch, *t.shape[-2:]) for t in (starts, ends))
+    masses = masses.reshape(*batch, masses.shape[-1])
+    length = safe_root(cost, p)
+    size = torch.maximum(white(a.x_t).abs().amax((-2, -1)), white(b.x_t).abs().amax((-2, -1)))
+    error = 8 * torch.finfo(length.dtype).eps * (length.detach() + size.detach())
+
+    def at(t: float) -> Particles:
+        time = check_time(t)
+        x = starts + time * (ends - starts) if time < 1.0 else ends
+        return Particles.unchecked(x, None if matching else masses, kind)
+
+    details = {"plans": plans, "matching": matching}
+    return Geodesic(to_kind(length, kind), to_kind(error, kind), True, at, details)
+
+
+def _supports(plans: list[TransportPlan], flat: list[Member]) -> tuple[Tensor, Tensor, Tensor]:
+    """Coupled pairs and masses, padded to one length by pairs of mass 0."""
+    size = max(len(plan.rows) for plan in plans)
+    starts, ends, masses = [], [], []
+    for plan, (x, _, y, _) in zip(plans, flat, strict=True):
+        missing = size - len(plan.rows)
+        rows, cols = (torch.cat([i, i[-1:].expand(missing)]) for i in (plan.rows, plan.cols))
+        starts.append(x[rows])
+        ends.append(y[cols])
+        masses.append(torch.cat([plan.mass, plan.mass.new_zeros(missing)]))
+    return torch.stack(starts), torch.stack(ends), torch.stack(masses)

@@ -1,0 +1,141 @@
+"""Batched L-BFGS for smooth problems that come with a good scale (proximal steps)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+__all__ = ["Minimum", "lbfgs"]
+
+_MEMORY = 12
+_ARMIJO = 1e-4
+_HALVINGS = 40
+
+
+@dataclass(frozen=True, eq=False)
+class Minimum:
+    """Where a minimisation stopped.
+
+    Attributes
+    ----------
+    y : Tensor (batch, k)
+    value, gradient_norm : Tensor (batch,)
+    converged : Tensor (batch,) of bool
+        Gradient norm at most the tolerance given.
+    n_iter : int
+    """
+
+    y: Tensor
+    value: Tensor
+    gradient_norm: Tensor
+    converged: Tensor
+    n_iter: int
+
+
+def lbfgs(
+    evaluate: Callable[[Tensor], tuple[Tensor, Tensor]],
+    y: Tensor,
+    *,
+    scale: float,
+    tolerance: Tensor,
+    max_iter: int,
+) -> Minimum:
+    """Minimise each member of a batch by L-BFGS with Armijo backtracking; the value never increases.
+
+    Parameters
+    ----------
+    evaluate : callable
+        y (batch, k) -> value (batch,), gradient (batch, k), Euclidean; members independent of one another. A
+        value that is not finite is stepped back from.
+    y : Tensor (batch, k)
+        Start.
+    scale : float
+        First guess of the inverse Hessian, scale * I.
+    tolerance : Tensor (batch,)
+        On the gradient norm.
+    max_iter : int
+
+    Notes
+    -----
+    Near the minimum differences of values are rounding: a step is then also accepted if the value rises by at
+    most a few ulp, and the best point by gradient norm is kept.
+    """
+    value, gradient = evaluate(y)
+    best = Minimum(y, value, _norm(gradient), _norm(gradient) <= tolerance, 0)
+    history: list[tuple[Tensor, Tensor, Tensor]] = []
+    ulp = 4 * torch.finfo(y.dtype).eps
+    n_iter = 0
+    while n_iter < max_iter and not bool(best.converged.all()):
+        n_iter += 1
+        direction = -_inverse_hessian(history, gradient, scale)
+        slope = (direction * gradient).sum(-1)
+        ascent = ~(slope < 0)
+        direction = torch.where(ascent.unsqueeze(-1), -scale * gradient, direction)
+        slope = torch.where(ascent, -scale * gradient.square().sum(-1), slope)
+        step = torch.ones_like(value)
+        waiting = ~best.converged
+        new_y, new_value, new_gradient = y, value, gradient
+        for _ in range(_HALVINGS):
+            trial = y + step.unsqueeze(-1) * direction
+            v, g = evaluate(trial)
+            bound = value + _ARMIJO * step * slope + ulp * value.abs()
+            good = waiting & (v <= bound) & torch.isfinite(g).all(-1)
+            new_y, new_gradient = (
+                torch.where(good.unsqueeze(-1), a, b) for a, b in ((trial, new_y), (g, new_gradient))
+            )
+            new_value = torch.where(good, v, new_value)
+            waiting = waiting & ~good
+            if not bool(waiting.any()):
+                break
+            step = torch.where(waiting, 0.5 * step, step)
+        s, t = new_y - y, new_gradient - gradient
+        if not bool((s != 0).any()):
+            break
+        curvature = (s * t).sum(-1)
+        # A pair without positive curvature is left out of that member's model (rho = 0).
+        usable = curvature > 1e-12 * _norm(s) * _norm(t)
+        rho = torch.where(usable, 1 / torch.where(usable, curvature, 1.0), 0.0)
+        history = [*history[1 - _MEMORY :], (s, t, rho)]
+        y, value, gradient = new_y, new_value, new_gradient
+        best = _better(best, y, value, _norm(gradient), tolerance)
+    return Minimum(best.y, best.value, best.gradient_norm, best.converged, n_iter)
+
+
+def _better(best: Minimum, y: Tensor, value: Tensor, norm: Tensor, tolerance: Tensor) -> Minimum:
+    slack = 16 * torch.finfo(y.dtype).eps * best.value.abs()
+    better = (value < best.value - slack) | ((value <= best.value + slack) & (norm < best.gradient_norm))
+    kept = torch.where(better, norm, best.gradient_norm)
+    return Minimum(
+        torch.where(better.unsqueeze(-1), y, best.y),
+        torch.where(better, value, best.value),
+        kept,
+        kept <= tolerance,
+        best.n_iter,
+    )
+
+
+def _norm(v: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(v, dim=-1)
+
+
+def _inverse_hessian(history: list[tuple[Tensor, Tensor, Tensor]], g: Tensor, scale: float) -> Tensor:
+    """Two-loop recursion, each member with its own pairs."""
+    q, alphas = g, []
+    for s, t, rho in reversed(history):
+        alpha = rho * (s * q).sum(-1)
+        alphas.append(alpha)
+        q = q - alpha.unsqueeze(-1) * t
+    gamma = torch.full_like(g[..., 0], scale)
+    if history:
+        s, t, rho = history[-1]
+        square = t.square().sum(-1)
+        usable = (rho > 0) & (square > 0)
+        gamma = torch.where(usable, (s * t).sum(-1) / torch.where(usable, square, 1.0), gamma)
+    q = gamma.unsqueeze(-1) * q
+    for (s, t, rho), alpha in zip(history, reversed(alphas), strict=True):
+        beta = rho * (t * q).sum(-1)
+        q = q + (alpha - beta).unsqueeze(-1) * s
+    return q
