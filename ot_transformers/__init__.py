@@ -18,8 +18,20 @@ from .attention import (
     SoftmaxAttention,
     UnnormalisedAttention,
 )
+from .energies import (
+    Energy,
+    Entropy,
+    GaussianFunctional,
+    InteractionEnergy,
+    KLDivergence,
+    PotentialEnergy,
+    SelfTransportEnergy,
+    SinkhornDivergence,
+    SquaredWasserstein,
+)
 from .errors import InvalidInput, NotAGradientFlow, NotConverged, NotGaussianPreserving, OTTransformersError
 from .measures import AffineVelocity, Gaussian, Particles, PositionedParticles
+from .metrics import ConditionalWasserstein, Wasserstein, sinkhorn_coupling
 from .models import Head, load_head, load_tokens
 
 __version__ = "0.1.0"
@@ -36,6 +48,18 @@ __all__ = [
     "SoftmaxAttention",
     "UnnormalisedAttention",
     "AffineVelocity",
+    "ConditionalWasserstein",
+    "Energy",
+    "Entropy",
+    "GaussianFunctional",
+    "InteractionEnergy",
+    "KLDivergence",
+    "PotentialEnergy",
+    "SelfTransportEnergy",
+    "SinkhornDivergence",
+    "SquaredWasserstein",
+    "Wasserstein",
+    "sinkhorn_coupling",
     "Gaussian",
     "Head",
     "InvalidInput",
