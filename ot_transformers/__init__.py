@@ -31,12 +31,32 @@ from .energies import (
 )
 from .errors import InvalidInput, NotAGradientFlow, NotConverged, NotGaussianPreserving, OTTransformersError
 from .measures import AffineVelocity, Gaussian, Particles, PositionedParticles
-from .metrics import ConditionalWasserstein, Wasserstein, sinkhorn_coupling
+from .metrics import (
+    BuresWasserstein,
+    ConditionalWasserstein,
+    Wasserstein,
+    bures_barycenter,
+    bures_distance,
+    bures_exp,
+    bures_geodesic,
+    bures_log,
+    bures_map,
+    bures_transport,
+    sinkhorn_coupling,
+)
 from .models import Head, load_head, load_tokens
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "BuresWasserstein",
+    "bures_barycenter",
+    "bures_distance",
+    "bures_exp",
+    "bures_geodesic",
+    "bures_log",
+    "bures_map",
+    "bures_transport",
     "AffineBlock",
     "L2Attention",
     "LinearAttention",

@@ -1,0 +1,268 @@
+"""The Bures-Wasserstein geometry of covariance matrices, as functions of matrices (..., d, d)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..arrays import (
+    Array,
+    ArrayLike,
+    Kind,
+    as_matrix,
+    as_tensor,
+    broadcast_batch,
+    check_psd,
+    check_symmetric,
+    common_kind,
+    to_kind,
+)
+from ..errors import InvalidInput
+from ..numerics.bures import align, bures_map_raw, bures_squared, covariance_factor, safe_sqrt
+from ..spd import solve_lyapunov, symmetrise, transfer
+
+__all__ = [
+    "bures_distance",
+    "bures_exp",
+    "bures_geodesic",
+    "bures_inner",
+    "bures_log",
+    "bures_map",
+    "bures_transport",
+]
+
+
+def psd_pair(
+    S0: ArrayLike, S1: ArrayLike, names: tuple[str, str] = ("S0", "S1")
+) -> tuple[Tensor, Tensor, Kind]:
+    """Validate two covariances and bring them to one dtype."""
+    a, _ = as_matrix(S0, names[0], square=True)
+    b, _ = as_matrix(S1, names[1], square=True)
+    check_psd(a, names[0])
+    check_psd(b, names[1])
+    if a.shape[-1] != b.shape[-1]:
+        raise InvalidInput(f"{names[0]} has dimension {a.shape[-1]}, {names[1]} has dimension {b.shape[-1]}")
+    if a.device != b.device:
+        raise InvalidInput(f"{names[0]} is on device {a.device}, {names[1]} on {b.device}: move one of them")
+    broadcast_batch([a.shape[:-2], b.shape[:-2]], names)
+    dtype = torch.promote_types(a.dtype, b.dtype)
+    return symmetrise(a.to(dtype)), symmetrise(b.to(dtype)), common_kind(S0, S1)
+
+
+def bures_distance(S0: ArrayLike, S1: ArrayLike, squared: bool = False) -> Array:
+    r"""Bures-Wasserstein distance of covariances, BW^2 = tr S0 + tr S1 - 2 tr (S0^{1/2} S1 S0^{1/2})^{1/2}.
+
+    Parameters
+    ----------
+    S0, S1 : array (..., d, d)
+        PSD, singular allowed; batch dimensions broadcast.
+    squared : bool
+        Return BW^2 instead of BW.
+
+    Returns
+    -------
+    array (...)
+
+    Raises
+    ------
+    InvalidInput
+        Not square, not symmetric, not PSD, or dimensions that do not match.
+
+    Notes
+    -----
+    Distant pairs use the trace form, near ones |L0 - L1 O|_F over optimally aligned factors, which keeps its
+    digits where the trace form loses them all (below 1e-7 relative); equal matrices give exactly 0. The
+    derivative of BW at equal matrices is taken as 0; that of BW^2 is <I - T01, dS0> + <I - T10, dS1>.
+
+    References
+    ----------
+    Bhatia, Jain, Lim, *On the Bures-Wasserstein distance between positive definite matrices*, 2019.
+
+    Examples
+    --------
+    >>> float(bures_distance([[1.0]], [[9.0]]))
+    2.0
+    """
+    a, b, kind = psd_pair(S0, S1)
+    value = bures_squared(a, b)
+    return to_kind(value if squared else safe_sqrt(value), kind)
+
+
+def bures_map(S0: ArrayLike, S1: ArrayLike) -> Array:
+    """The optimal map T from N(0, S0) to N(0, S1): T = T^T >= 0 with T S0 T = S1.
+
+    Parameters
+    ----------
+    S0, S1 : array (..., d, d)
+        PSD. Where S0 is singular the map is given on its range and is 0 on the complement.
+
+    Returns
+    -------
+    array (..., d, d)
+
+    Raises
+    ------
+    InvalidInput
+        Not PSD, or no map exists: S1 has a larger rank than a linear image of S0 can have
+        (|T S0 T - S1| > 1e-6 |S1|; transport then needs a coupling, see `bures_geodesic`).
+    """
+    a, b, kind = psd_pair(S0, S1)
+    T = bures_map_raw(a, b)
+    gap = torch.linalg.matrix_norm((transfer(T, a) - b).detach())
+    size = torch.linalg.matrix_norm(b.detach())
+    # A regular but ill-conditioned S0 leaves a residual of sqrt(ulp) at worst; a missing rank leaves one of order 1.
+    slack = 1e-6 if a.dtype == torch.float64 else 1e-2
+    if bool((gap > slack * size).any()):
+        worst = float((gap / size.clamp_min(torch.finfo(size.dtype).tiny)).max())
+        raise InvalidInput(f"S0 is singular and no map sends it to S1: |T S0 T - S1| / |S1| = {worst:.2e}")
+    return to_kind(T, kind)
+
+
+def bures_geodesic(S0: ArrayLike, S1: ArrayLike, t: ArrayLike) -> Array:
+    r"""Point at t of the geodesic: S_t = L_t L_t^T, L_t = (1 - t) L0 + t L1 O, factors optimally aligned.
+
+    For regular S0 this is ((1 - t) I + t T) S0 ((1 - t) I + t T). Through factors it holds for singular
+    pairs too, where no map may exist.
+
+    Parameters
+    ----------
+    S0, S1 : array (..., d, d)
+    t : number, or array (k,) of times in [0, 1]
+
+    Returns
+    -------
+    array (..., d, d) for a number t; (k, ..., d, d) for k times
+
+    Raises
+    ------
+    InvalidInput
+        t outside [0, 1], or matrices that are not PSD.
+    """
+    a, b, kind = psd_pair(S0, S1)
+    times, _ = as_tensor(t, "t")
+    if times.ndim > 1:
+        raise InvalidInput(f"t must be a number or (k,), got shape {tuple(times.shape)}")
+    if bool(((times < 0) | (times > 1)).any()):
+        raise InvalidInput(
+            f"t must lie in [0, 1], got values from {float(times.min()):g} to {float(times.max()):g}"
+        )
+    L0, L1 = covariance_factor(a), covariance_factor(b)
+    turned = align(L0, L1)
+    s = times.to(a).reshape(*times.shape, *([1] * turned.ndim))
+    L = (1 - s) * L0 + s * turned
+    return to_kind(symmetrise(L @ L.mT), common_kind(S0, S1, t))
+
+
+def bures_log(S0: ArrayLike, S1: ArrayLike) -> Array:
+    """The map tangent T - I at S0 whose exponential is S1 (the velocity field of the geodesic at t = 0).
+
+    The covariance tangent is (T - I) S0 + S0 (T - I).
+
+    Raises
+    ------
+    InvalidInput
+        As `bures_map`.
+    """
+    T, kind = as_tensor(bures_map(S0, S1), "T", copy=False)
+    return to_kind(T - torch.eye(T.shape[-1], dtype=T.dtype, device=T.device), kind)
+
+
+def bures_exp(
+    S: ArrayLike, map_tangent: ArrayLike | None = None, *, cov_tangent: ArrayLike | None = None
+) -> Array:
+    """The exponential (I + X) S (I + X) of a map tangent X, or of a covariance tangent X S + S X.
+
+    Parameters
+    ----------
+    S : array (..., d, d)
+    map_tangent : array (..., d, d), symmetric
+    cov_tangent : array (..., d, d), symmetric; X then solves X S + S X = cov_tangent (S regular)
+
+    Notes
+    -----
+    The curve t -> exp(t X) is minimising as long as I + t X is PSD.
+
+    Raises
+    ------
+    InvalidInput
+        Both or none of the tangents, or one that is not symmetric.
+    """
+    a, _ = as_matrix(S, "S", square=True)
+    check_psd(a, "S")
+    X, kind = _tangent(a, map_tangent, cov_tangent)
+    eye = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
+    return to_kind(transfer(eye + X, symmetrise(a)), common_kind(S, map_tangent, cov_tangent))
+
+
+def _tangent(S: Tensor, map_tangent: ArrayLike | None, cov_tangent: ArrayLike | None) -> tuple[Tensor, Kind]:
+    if (map_tangent is None) == (cov_tangent is None):
+        raise InvalidInput("give map_tangent or cov_tangent, one of them")
+    name = "map_tangent" if cov_tangent is None else "cov_tangent"
+    value: Any = map_tangent if cov_tangent is None else cov_tangent
+    X, kind = as_matrix(value, name, square=True)
+    check_symmetric(X, name)
+    if X.shape[-1] != S.shape[-1]:
+        raise InvalidInput(f"{name} has dimension {X.shape[-1]}, S has dimension {S.shape[-1]}")
+    X = symmetrise(X.to(S.dtype))
+    return (X if cov_tangent is None else solve_lyapunov(symmetrise(S), X)), kind
+
+
+def bures_inner(S: ArrayLike, X: ArrayLike, Y: ArrayLike) -> Array:
+    """The inner product tr(X S Y) of two map tangents at S, (...)."""
+    a, _ = as_matrix(S, "S", square=True)
+    check_psd(a, "S")
+    x, _ = _tangent(a, X, None)
+    y, _ = _tangent(a, Y, None)
+    return to_kind((x @ a * y).sum((-2, -1)), common_kind(S, X, Y))
+
+
+def bures_transport(S0: ArrayLike, S1: ArrayLike, map_tangent: ArrayLike, *, n_steps: int = 64) -> Array:
+    r"""Parallel transport of a map tangent along the geodesic from S0 to S1.
+
+    With W_t = (T - I)((1 - t) I + t T)^{-1} the velocity of the geodesic, the covariant derivative of the
+    gradient field x -> Y_t x is the projection of Y' + Y W on symmetric maps in L^2(N(0, S_t)); it vanishes iff
+
+        Y' S_t + S_t Y' = -(Y W S_t + S_t W Y),
+
+    a linear equation that keeps inner products tr(Y S Z). Integrated by the classical Runge-Kutta method of
+    order 4 with `n_steps` steps; the error is O(n_steps^-4), about 1e-9 for tangents and maps of order 1.
+
+    Parameters
+    ----------
+    S0, S1 : array (..., d, d)
+        S0 regular, or S1 reached by a map.
+    map_tangent : array (..., d, d), symmetric
+    n_steps : int
+
+    Returns
+    -------
+    array (..., d, d), the map tangent at S1
+
+    Raises
+    ------
+    InvalidInput
+        As `bures_map`; a tangent that is not symmetric.
+    """
+    a, b, _ = psd_pair(S0, S1)
+    Y, _ = _tangent(a, map_tangent, None)
+    T, _ = as_tensor(bures_map(a, b), "T", copy=False)
+    eye = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
+    X = T - eye
+
+    def slope(t: float, Z: Tensor) -> Tensor:
+        B = eye + t * X
+        S = transfer(B, a)
+        W = symmetrise(torch.linalg.solve_ex(B, X)[0])
+        return solve_lyapunov(S, -2.0 * symmetrise(Z @ W @ S))
+
+    h = 1.0 / n_steps
+    for k in range(n_steps):
+        t = k * h
+        k1 = slope(t, Y)
+        k2 = slope(t + 0.5 * h, Y + 0.5 * h * k1)
+        k3 = slope(t + 0.5 * h, Y + 0.5 * h * k2)
+        k4 = slope(t + h, Y + h * k3)
+        Y = Y + h / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
+    return to_kind(Y, common_kind(S0, S1, map_tangent))
