@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .checks import Measure, as_gaussian, as_measure, as_particles, check_same_dim
 from .gaussian import Gaussian
+from .grid import GridMeasure
 from .particles import Particles
 from .positioned import PositionedParticles
 from .velocity import AffineVelocity
@@ -11,6 +12,7 @@ from .velocity import AffineVelocity
 __all__ = [
     "AffineVelocity",
     "Gaussian",
+    "GridMeasure",
     "Measure",
     "Particles",
     "PositionedParticles",
