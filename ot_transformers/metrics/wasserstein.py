@@ -35,6 +35,7 @@ from ..spd import sqrt_psd, symmetrise, transfer
 from ._displacement import displacement_geodesic, members, safe_root
 from ._wasserstein_proximal import wasserstein_proximal
 from .base import EnergyLike, Geodesic, Metric, ProximalResult
+from .bures_wasserstein import BuresWasserstein
 
 __all__ = ["Wasserstein"]
 
@@ -253,9 +254,7 @@ class Wasserstein(Metric):
         value = (b * c).sum((-2, -1)) + ((a.cov_t @ M) * N).sum((-2, -1))
         return to_kind(value, common_kind(a, v, w, self))
 
-    def _bures(self) -> Any:
-        from .bures import BuresWasserstein
-
+    def _bures(self) -> BuresWasserstein:
         self._require_p2("between Gaussians")
         return BuresWasserstein() if self._D is None else BuresWasserstein(D=self.D)
 
