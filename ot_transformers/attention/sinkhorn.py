@@ -21,6 +21,7 @@ from ..errors import InvalidInput
 from ..measures import Particles
 from ..numerics.coupling import coupling_covariance_of_factor
 from ..numerics.sinkhorn import SinkhornResult, barycentre, sinkhorn
+from ..numerics.sinkhorn_accelerate import SecantPairs
 from ..numerics.sinkhorn_history import PotentialHistory
 from .base import Attention, Field, parameter
 
@@ -93,8 +94,8 @@ class SinkhornAttention(Attention):
 
     maskable = False
     _no_bounds = (
-        "stability holds by the Lipschitz stability of the potentials, Carlier, Chizat, Laborde 2024, with a constant "
-        "that is not explicit"
+        "stability holds by the Lipschitz stability of the potentials, Carlier, Chizat, Laborde 2024, with a "
+        "constant that is not explicit"
     )
 
     def raw_rows(self, points: Tensor, x: Tensor, log_weights: Tensor) -> Tensor:
@@ -120,16 +121,22 @@ class SinkhornAttention(Attention):
         history = PotentialHistory()
 
         def velocity(x: Tensor, weights: Tensor) -> Tensor:
-            result = self.solve(x, weights, history.guess(x, weights))
+            result = self.solve(x, weights, history.guess(x, weights), history.pairs)
             history.add(x, weights, result)
             return self._velocity(result, x)
 
         return velocity
 
-    def solve(self, x: Tensor, weights: Tensor, warm: tuple[Tensor, Tensor] | None = None) -> SinkhornResult:
+    def solve(
+        self,
+        x: Tensor,
+        weights: Tensor,
+        warm: tuple[Tensor, Tensor] | None = None,
+        pairs: SecantPairs | None = None,
+    ) -> SinkhornResult:
         """The coupling of the cloud with itself: potentials, marginal errors, value (trusts its caller)."""
         A = cast_like(self.A, x, "A")
-        options: dict[str, Any] = {"tol": self.tol, "max_iter": self.max_iter, "warm": warm}
+        options: dict[str, Any] = {"tol": self.tol, "max_iter": self.max_iter, "warm": warm, "pairs": pairs}
         return sinkhorn(x, weights, x, weights, A, self.eps, symmetric=self._symmetric, **options)
 
     @property

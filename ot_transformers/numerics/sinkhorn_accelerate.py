@@ -2,39 +2,55 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import torch
 from torch import Tensor
 
 from .sinkhorn_kernel import Kernel
 
-__all__ = ["Anderson", "newton_direction"]
+__all__ = ["Anderson", "SecantPairs", "newton_direction"]
 
 _MEMORY = 6
 _DIRECT_SIZE = 1024  # up to here the Newton system is factorised, above it is solved by conjugate gradients
 _CG_STEPS = 200
 
 
+@dataclass
+class SecantPairs:
+    """Differences of h and of rho: what a solve has learnt of the Jacobian, for the next one along a flow."""
+
+    dh: list[Tensor] = field(default_factory=list)
+    drho: list[Tensor] = field(default_factory=list)
+
+    def fit(self, like: Tensor) -> bool:
+        """Whether the pairs belong to a problem of this shape."""
+        return all(t.shape == like.shape and t.dtype == like.dtype for t in self.dh)
+
+
 class Anderson:
     """Anderson mixing of h -> h + rho(h), a history for each batch member, least squares weighted by b."""
 
-    def __init__(self, b: Tensor) -> None:
+    def __init__(self, b: Tensor, pairs: SecantPairs | None = None) -> None:
         self._root = b.sqrt()
         self._last: tuple[Tensor, Tensor] | None = None
-        self._dh: list[Tensor] = []
-        self._drho: list[Tensor] = []
+        self._pairs = pairs if pairs is not None and pairs.fit(b) else SecantPairs()
+        self._memory = _MEMORY if pairs is None else 2 * _MEMORY
 
     def propose(self, h: Tensor, rho: Tensor, restart: Tensor) -> Tensor:
         """Return the next h from (h, rho); members in `restart` (B,) forget and take the plain step."""
         keep = (~restart).unsqueeze(-1)
         if self._last is not None:
             # zero columns drop out of the least squares: that is how one member forgets
-            self._dh = [torch.where(keep, t, 0.0) for t in (*self._dh, h - self._last[0])][-_MEMORY:]
-            self._drho = [torch.where(keep, t, 0.0) for t in (*self._drho, rho - self._last[1])][-_MEMORY:]
+            new, size = (h - self._last[0], rho - self._last[1]), self._memory
+            pairs = self._pairs
+            pairs.dh[:] = [torch.where(keep, t, 0.0) for t in (*pairs.dh, new[0])][-size:]
+            pairs.drho[:] = [torch.where(keep, t, 0.0) for t in (*pairs.drho, new[1])][-size:]
         self._last = h, rho
         plain = h + rho
-        if not self._dh:
+        if not self._pairs.dh:
             return plain
-        dR, dH = torch.stack(self._drho, -1), torch.stack(self._dh, -1)
+        dR, dH = torch.stack(self._pairs.drho, -1), torch.stack(self._pairs.dh, -1)
         R = self._root.unsqueeze(-1) * dR
         norm = R.norm(dim=-2, keepdim=True)
         scale = torch.where(norm > 0, 1.0 / norm.clamp_min(torch.finfo(h.dtype).tiny), 0.0)

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from ..errors import NotConverged
-from .sinkhorn_kernel import Problem
+from .sinkhorn_accelerate import SecantPairs
+from .sinkhorn_kernel import Problem, gauge
 from .sinkhorn_solve import Solution, solve
 
-__all__ = ["Job", "gauge", "run"]
+__all__ = ["Job", "run"]
 
 
 @dataclass
@@ -28,6 +29,7 @@ class Job:
     max_iter: int
     symmetric: bool
     mask: Tensor | None
+    pairs: SecantPairs | None = None
     converged: bool = field(default=False, init=False)
     n_iter: int = field(default=0, init=False)
     errors: tuple[float, float] = field(default=(float("nan"), float("nan")), init=False)
@@ -93,7 +95,7 @@ def _solve_in_chunks(job: Job, problem: Problem, start: tuple[Tensor, Tensor] | 
     for i in range(0, problem.x.shape[0], size):
         members = slice(i, i + size)
         warm = None if start is None else (start[0][members], start[1][members])
-        solution = solve(problem.take(members), job.tol, job.max_iter, warm)
+        solution = solve(problem.take(members), job.tol, job.max_iter, warm, job.pairs)
         job.n_iter = max(job.n_iter, solution.n_iter)
         parts.append(_finish(solution, job.symmetric))
     out = tuple(torch.cat(t) if len(t) > 1 else t[0] for t in zip(*parts, strict=True))
@@ -112,7 +114,9 @@ def _finish(solution: Solution, symmetric: bool) -> tuple[Tensor, ...]:
         # the antisymmetric part is of the size of the error: averaging halves that on either side
         half = 0.5 * (phi - psi)
         u, v, phi, psi = u * (-half).exp(), v * half.exp(), phi - half, psi + half
-    total, row, column = kernel.average(u, v, p.y)
+    total, row = kernel.average(u, v, p.y)
+    # with f = g and a symmetric score the two marginals are the same numbers
+    column = row if symmetric else solution.column
     error_x = (p.a * (row - 1.0).abs()).sum(-1)
     error_y = (p.b * (column - 1.0).abs()).sum(-1)
     # at points of zero weight the potential is the soft-min of the others: one substitution
@@ -120,9 +124,3 @@ def _finish(solution: Solution, symmetric: bool) -> tuple[Tensor, ...]:
     psi = torch.where(p.b > 0, psi, psi - column.log())
     value = (p.a * (phi - (row - 1.0))).sum(-1) + (p.b * psi).sum(-1)
     return phi, psi, total / row.unsqueeze(-1), value, error_x, error_y
-
-
-def gauge(f: Tensor, g: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Fix the free constant by sum a f = sum b g."""
-    c = 0.5 * ((b * g).sum(-1, keepdim=True) - (a * f).sum(-1, keepdim=True))
-    return f + c, g - c

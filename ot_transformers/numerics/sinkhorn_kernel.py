@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-__all__ = ["KERNEL_BUDGET", "Kernel", "Problem", "log_half_sweeps", "scaling_limit"]
+__all__ = ["KERNEL_BUDGET", "Kernel", "Problem", "gauge", "log_half_sweeps", "scaling_limit"]
 
 KERNEL_BUDGET = 2**29
 """Bytes that a dense kernel may take (n = 8,192 in float64). Above, blocks are recomputed: memory O(n d)."""
 
-_BLOCK_BYTES = 3 * 2**19  # one block of rows stays in the cache between its two products
+_BLOCK_BYTES = 2**24  # large enough for the threads, small enough to stay in a shared cache between products
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,17 +156,19 @@ class Kernel:
             out += _vecmat(q.a[:, rows] * u[:, rows] * mean, block)
         return v * out
 
-    def average(self, u: Tensor, v: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Sum_j kappa_ij b_j values_j (B, n, k), row sums (B, n) and column sums (B, m) of kappa."""
+    def average(self, u: Tensor, v: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Sum_j kappa_ij b_j values_j (B, n, k) and the row sums (B, n) of kappa."""
         p = self.problem
         weighted = torch.cat([values, torch.ones_like(v).unsqueeze(-1)], -1) * (p.b * v).unsqueeze(-1)
         out = values.new_empty(*u.shape, weighted.shape[-1])
-        column = torch.zeros_like(self.psi)
         for rows in self._rows:
             block = self.block(rows)
-            out[:, rows] = u[:, rows].unsqueeze(-1) * (block @ weighted)
-            column += _vecmat(p.a[:, rows] * u[:, rows], block)
-        return out[..., :-1], out[..., -1], v * column
+            if block.shape[0] == 1:
+                torch.mm(block[0], weighted[0], out=out[0, rows])
+            else:
+                out[:, rows] = block @ weighted
+        out *= u.unsqueeze(-1)
+        return out[..., :-1], out[..., -1]
 
     def coupling(self, u: Tensor, v: Tensor) -> Tensor:
         """The dense matrix kappa (B, n, m) (small problems only)."""
@@ -194,3 +196,9 @@ def log_half_sweeps(problem: Problem, psi: Tensor) -> tuple[Tensor, Tensor]:
         total = total * (top - safe).exp() + (s - safe.unsqueeze(-2)).exp().sum(-2)
         top = new_top
     return phi, -(top + total.log())
+
+
+def gauge(f: Tensor, g: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Fix the free constant by sum a f = sum b g."""
+    c = 0.5 * ((b * g).sum(-1, keepdim=True) - (a * f).sum(-1, keepdim=True))
+    return f + c, g - c

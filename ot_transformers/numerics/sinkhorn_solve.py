@@ -6,19 +6,21 @@ column sums, whose distance to 1 is the error. Tensors here are (B, n, d), know 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from .coupling import coupling_covariance, quadratic_potential
-from .sinkhorn_accelerate import Anderson, newton_direction
-from .sinkhorn_kernel import Kernel, Problem, log_half_sweeps, scaling_limit
+from .sinkhorn_accelerate import Anderson, SecantPairs, newton_direction
+from .sinkhorn_kernel import Kernel, Problem, gauge, log_half_sweeps, scaling_limit
 
 __all__ = ["Solution", "gaussian_potentials", "solve"]
 
 _RANGE = 200.0  # scores spread wider than this are approached from a larger eps
 _COOLING = 4.0
+_STAGE_TOL, _STAGE_SWEEPS = 1e-6, 200  # looser stages spare little and can leave the last one stuck
 _PATIENCE = 30  # sweeps after which progress is judged: less than a factor of _SLOW asks for Newton steps
 _SLOW = 1e-2
 _REST = 10  # sweeps after a Newton step that failed
@@ -33,6 +35,7 @@ class Solution:
     kernel: Kernel
     u: Tensor
     v: Tensor
+    column: Tensor
     error: Tensor
     n_iter: int
 
@@ -67,23 +70,41 @@ def gaussian_potentials(problem: Problem) -> tuple[Tensor, Tensor]:
     return phi, psi
 
 
-def solve(problem: Problem, tol: float, max_iter: int, warm: tuple[Tensor, Tensor] | None = None) -> Solution:
+def solve(
+    problem: Problem,
+    tol: float,
+    max_iter: int,
+    warm: tuple[Tensor, Tensor] | None = None,
+    pairs: SecantPairs | None = None,
+) -> Solution:
     """Iterate until the L1 error of the column sums is <= tol in every member, or max_iter sweeps."""
     n_iter = 0
     if warm is None:
-        spread = float((problem.x.norm(dim=-1).amax(-1) * problem.y.norm(dim=-1).amax(-1)).amax())
-        factor = 1.0
-        while spread / factor > _RANGE:
-            factor *= _COOLING
-        warm = gaussian_potentials(problem.heated(factor))
-        while factor > 1.0:
-            stage = _iterate(problem.heated(factor), warm, max(tol, 1e-3), 20)
-            n_iter += stage.n_iter
-            # f = eps phi is what carries over to the next eps
-            warm = stage.phi * _COOLING, stage.psi * _COOLING
-            factor /= _COOLING
-    last = _iterate(problem, warm, tol, max(1, max_iter - n_iter))
-    return Solution(last.kernel, last.u, last.v, last.error, last.n_iter + n_iter)
+        warm, n_iter = _cool(problem)
+    last = _iterate(problem, warm, tol, max(1, max_iter - n_iter), pairs)
+    return replace(last, n_iter=last.n_iter + n_iter)
+
+
+def _cool(problem: Problem) -> tuple[tuple[Tensor, Tensor], int]:
+    """Potentials to start from, by lowering eps to its value in stages, and the sweeps spent."""
+    spread = float((problem.x.norm(dim=-1).amax(-1) * problem.y.norm(dim=-1).amax(-1)).amax())
+    stages = math.ceil(math.log(max(spread / _RANGE, 1.0), _COOLING)) if math.isfinite(spread) else 0
+    warm = gaussian_potentials(problem.heated(_COOLING**stages))
+    earlier: tuple[Tensor, Tensor] | None = None
+    n_iter = 0
+    for stage in range(stages, 0, -1):
+        heated = problem.heated(_COOLING**stage)
+        solution = _iterate(heated, warm, _STAGE_TOL, _STAGE_SWEEPS)
+        n_iter += solution.n_iter
+        # f(eps) = f_0 + eps f_1 + exponentially small (here in final units): two stages extrapolate
+        scale = _COOLING**stage
+        phi, psi = gauge(scale * solution.phi, scale * solution.psi, problem.a, problem.b)
+        ahead = phi, psi
+        if earlier is not None:
+            ahead = phi + (phi - earlier[0]) / _COOLING, psi + (psi - earlier[1]) / _COOLING
+        earlier = phi, psi
+        warm = ahead[0] * _COOLING / scale, ahead[1] * _COOLING / scale
+    return warm, n_iter
 
 
 @dataclass(eq=False)
@@ -137,10 +158,16 @@ def _absorb(problem: Problem, psi: Tensor) -> tuple[Kernel, _Point]:
     return kernel, _evaluate(kernel, torch.zeros_like(psi))
 
 
-def _iterate(problem: Problem, warm: tuple[Tensor, Tensor], tol: float, max_iter: int) -> Solution:
+def _iterate(
+    problem: Problem,
+    warm: tuple[Tensor, Tensor],
+    tol: float,
+    max_iter: int,
+    pairs: SecantPairs | None = None,
+) -> Solution:
     limit = scaling_limit(problem.b.dtype)
     kernel, point = _start(problem, warm)
-    best, anderson = point, Anderson(problem.b)
+    best, anderson = point, Anderson(problem.b, pairs)
     checkpoint, n_iter = best.error, 1
     newton, rest = False, _PATIENCE
     while True:
@@ -148,10 +175,11 @@ def _iterate(problem: Problem, warm: tuple[Tensor, Tensor], tol: float, max_iter
         best = best.where(point.error <= best.error, point)
         active = ~(best.error <= tol)
         if not bool(active.any()) or n_iter >= max_iter:
-            return Solution(kernel, best.u, best.h.exp(), best.error, n_iter)
+            return Solution(kernel, best.u, best.h.exp(), best.column, best.error, n_iter)
         if bool((best.h.abs() > 0.5 * limit).any()) or not bool(torch.isfinite(best.error).all()):
             if not bool(torch.isfinite(kernel.psi).all()):
-                return Solution(kernel, best.u, best.h.exp(), torch.full_like(best.error, torch.nan), n_iter)
+                lost = torch.full_like(best.error, torch.nan)
+                return Solution(kernel, best.u, best.h.exp(), best.column * torch.nan, lost, n_iter)
             kernel, point = _absorb(problem, kernel.psi + best.h)
             best, anderson = point, Anderson(problem.b)
             n_iter += 1

@@ -54,6 +54,6 @@ def check_total_support(mask: Tensor, a: Tensor, b: Tensor) -> None:
             raise InvalidInput(
                 (_CAUSAL if causal else "")
                 + f"mask has no total support: {dead} of its {i.size} allowed pairs carry no mass in any "
-                "coupling of the marginals, so that Sinkhorn iterations drift without converging; remove those "
-                "pairs, or use softmax or L2 attention"
+                "coupling of the marginals, so that Sinkhorn iterations never settle; remove them, or use "
+                "softmax or L2 attention"
             )
