@@ -11,7 +11,7 @@ from ..arrays import Array, as_scalar, broadcast_batch, check_positive, common_k
 from ..errors import InvalidInput
 from ..measures import PositionedParticles, check_same_dim
 from ..numerics.transport import power_cost, transport_cost, transport_plan
-from ._displacement import check_time, safe_root
+from ._displacement import check_time, length_error, safe_root
 from .base import Geodesic, Metric
 
 __all__ = ["ConditionalWasserstein"]
@@ -82,7 +82,7 @@ class ConditionalWasserstein(Metric):
         start, end = a.x_t[rows], b.x_t[cols]
         length = safe_root((mass * power_cost(start, end, self.p)).sum(), self.p)
         size = torch.maximum(a.x_t.abs().amax(), b.x_t.abs().amax())
-        error = 8 * torch.finfo(a.dtype).eps * (length.detach() + size.detach())
+        error = length_error(length, size, self.p, matching)
 
         def at(t: float) -> PositionedParticles:
             time = check_time(t)

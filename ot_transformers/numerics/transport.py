@@ -96,8 +96,8 @@ def _matching(cost: np.ndarray, w: Tensor) -> TransportPlan:
 def _simplex(cost: np.ndarray, scale: float, w: Tensor, v: Tensor) -> TransportPlan:
     import ot
 
-    a = w.detach().double().cpu().numpy()
-    b = v.detach().double().cpu().numpy()
+    # Copies: POT reads C-contiguous arrays, and uniform weights are one number seen n times.
+    a, b = (np.array(t.detach().double().cpu().numpy(), order="C") for t in (w, v))
     b = b * (a.sum() / b.sum())  # float32 weights sum to 1 only up to 1e-7
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # POT warns by text; its flag is read below
