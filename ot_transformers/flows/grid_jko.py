@@ -205,8 +205,20 @@ def _step(
 def _apply(kernels: list[Tensor], v: Tensor) -> Tensor:
     """log K e^v, axis by axis."""
     for axis, kernel in zip(range(-len(kernels), 0), kernels, strict=True):
-        v = torch.logsumexp(v.movedim(axis, -1).unsqueeze(-2) + kernel, -1).movedim(-1, axis)
+        v = _log_product(kernel, v.movedim(axis, -1)).movedim(-1, axis)
     return v
+
+
+def _log_product(kernel: Tensor, v: Tensor) -> Tensor:
+    """log sum_j e^{kernel_ij + v_j}, along the last axis."""
+    top = v.amax(-1, keepdim=True)
+    if bool(torch.isfinite(top).all()):
+        product = torch.exp(v - top) @ kernel.exp().mT
+        info = torch.finfo(v.dtype)
+        # Terms lost to underflow are below `tiny`: where every sum is far above it, they do not count.
+        if bool((product > info.tiny / info.eps**1.5).all()):
+            return top + torch.log(product)
+    return torch.logsumexp(v.unsqueeze(-2) + kernel, -1)
 
 
 class _Terms:
