@@ -23,6 +23,8 @@ from ..numerics.coupling import coupling_covariance_of_factor
 from ..numerics.sinkhorn import SinkhornResult, barycentre, sinkhorn
 from ..numerics.sinkhorn_accelerate import SecantPairs
 from ..numerics.sinkhorn_history import PotentialHistory
+from ..numerics.streaming import blockwise
+from ..numerics.tilted import safe_log
 from .base import Attention, Field, parameter
 
 __all__ = ["SinkhornAttention"]
@@ -99,8 +101,19 @@ class SinkhornAttention(Attention):
     )
 
     def raw_rows(self, points: Tensor, x: Tensor, log_weights: Tensor) -> Tensor:
-        """Not defined: the potentials belong to one measure, of all tokens."""
-        raise InvalidInput("points must be the tokens: Sinkhorn attention is defined on the cloud as a whole")
+        """Not defined: the potentials belong to one measure, and not to one measure a row."""
+        raise InvalidInput(
+            "attention is Sinkhorn, which is defined on one measure as a whole, not row by row"
+        )
+
+    def raw_field(self, points: Tensor, x: Tensor, weights: Tensor) -> Tensor:
+        """V E[y kappa(z, y)] at other points z, with f(z) the soft-min extension of the potential."""
+        log_v = safe_log(weights) + self.solve(x, weights).g / self.eps
+        return blockwise(self._rows, (points,), (x, log_v.unsqueeze(-2)))
+
+    def _rows(self, points: Tensor, x: Tensor, log_v: Tensor) -> Tensor:
+        A, V = cast_like(self.A, x, "A"), cast_like(self.V, x, "V")
+        return torch.softmax(points @ (A / self.eps).mT @ x.mT + log_v, -1) @ x @ V.mT
 
     def raw_velocity(self, x: Tensor, weights: Tensor) -> Tensor:
         """V E_pi[y | x_i], a cold solve: (..., n, d)."""
