@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arrays import Array, Kind, as_scalar, common_kind, to_kind
+from ..arrays import Array, Kind, as_scalar, broadcast_batch, common_kind, to_kind
 from ..errors import InvalidInput
 from ..measures import AffineVelocity, Gaussian, Measure, Particles, as_measure
 from ..spd import symmetrise
@@ -26,6 +26,8 @@ class Energy(ABC):
 
     kind: Kind = "numpy"
     dim: int | None = None
+    batch_shape: tuple[int, ...] = ()
+    """Batch dimensions of the parameters, which broadcast with those of the measure."""
 
     def raw_particles(self, x: Tensor, weights: Tensor) -> Tensor:
         """F(sum_i w_i delta_{x_i}), shape (...)."""
@@ -87,6 +89,7 @@ class Energy(ABC):
             raise InvalidInput(
                 f"measure has dimension {mu.dim}, {type(self).__name__} acts on dimension {self.dim}"
             )
+        broadcast_batch([mu.batch_shape, self.batch_shape], ["measure", type(self).__name__])
         return mu
 
     def __add__(self, other: Energy) -> SumEnergy:
@@ -113,7 +116,7 @@ class ScaledEnergy(Energy):
 
     def __init__(self, energy: Energy, factor: float) -> None:
         self.energy, self.factor = energy, factor
-        self.kind, self.dim = energy.kind, energy.dim
+        self.kind, self.dim, self.batch_shape = energy.kind, energy.dim, energy.batch_shape
 
     def raw_particles(self, x: Tensor, weights: Tensor) -> Tensor:
         """c F on particles."""
@@ -142,6 +145,7 @@ class SumEnergy(Energy):
         self.first, self.second = first, second
         self.kind = common_kind(first, second)
         self.dim = first.dim if first.dim is not None else second.dim
+        self.batch_shape = broadcast_batch([first.batch_shape, second.batch_shape], ["first", "second"])
 
     def raw_particles(self, x: Tensor, weights: Tensor) -> Tensor:
         """F + G on particles."""

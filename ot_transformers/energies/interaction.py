@@ -55,7 +55,7 @@ class InteractionEnergy(Energy):
 
     def __init__(self, A: ArrayLike) -> None:
         self._A, self.kind = as_matrix(A, "A", square=True)
-        self.dim = int(self._A.shape[-1])
+        self.dim, self.batch_shape = int(self._A.shape[-1]), tuple(self._A.shape[:-2])
         self._symmetric = readable(self._A) and torch.equal(self._A, self._A.mT)
 
     @property

@@ -61,6 +61,7 @@ class KLDivergence(Energy):
                     f"target must have a regular covariance, got rank {rank} in dimension {self.target.dim}"
                 )
         self.kind, self.dim = self.target.kind, self.target.dim
+        self.batch_shape = self.target.batch_shape
 
     def raw_particles(self, x: Tensor, weights: Tensor) -> Tensor:
         """KL is +inf at every cloud: an error that says so."""

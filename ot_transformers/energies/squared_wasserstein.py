@@ -48,6 +48,7 @@ class SquaredWasserstein(Energy):
     def __init__(self, target: Measure) -> None:
         self.target = as_measure(target, "target")
         self.kind, self.dim = self.target.kind, self.target.dim
+        self.batch_shape = self.target.batch_shape
 
     def raw_particles(self, x: Tensor, weights: Tensor) -> Tensor:
         """W_2^2 / 2 to the target cloud, (...)."""

@@ -14,6 +14,7 @@ from ..arrays import (
     as_matrix,
     as_scalar,
     as_tensor,
+    broadcast_batch,
     cast_like,
     check_psd,
     common_kind,
@@ -270,6 +271,7 @@ class Wasserstein(Metric):
         a, b = as_measure(mu, "mu"), as_measure(nu, "nu")
         check_same_dim(a, b)
         self._check_dim(a, "mu")
+        broadcast_batch([a.batch_shape, b.batch_shape], ["mu", "nu"])
         if isinstance(a, Gaussian) != isinstance(b, Gaussian):
             raise InvalidInput(f"mu and nu must both be clouds or both Gaussians, got {a!r} and {b!r}")
         return a, b
