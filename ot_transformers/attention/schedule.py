@@ -98,6 +98,11 @@ class Schedule(Attention):
         return self._layers[bisect.bisect_right(self._starts, t) - 1]
 
     @property
+    def is_callable(self) -> bool:
+        """Whether the parameters vary continuously (`from_function`)."""
+        return self._function is not None
+
+    @property
     def preserves_gaussians(self) -> bool:
         """Whether every layer does (for a callable: the one at time 0)."""
         if self._layers is not None:

@@ -1,0 +1,124 @@
+"""Measures as flat states of an ODE: batches of Gaussians through (mean, factor), clouds through their tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ..measures import Gaussian, Measure, Particles
+
+__all__ = ["GaussianVelocity", "ParticleVelocity", "System"]
+
+GaussianVelocity = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""(mean (..., d), factor (..., d, r)) -> (b (..., d), M (..., d, d))."""
+ParticleVelocity = Callable[[Tensor, Tensor], Tensor]
+"""(x (..., n, d), weights (..., n)) -> (..., n, d)."""
+
+
+class System:
+    """A measure (or batch) and its velocity, as y (B, features) and dy/dt.
+
+    Gaussians evolve through dm/dt = b, dL/dt = M L for S = L L^T: S stays PSD and keeps its rank exactly.
+    """
+
+    def __init__(
+        self,
+        measure: Measure,
+        gaussian: GaussianVelocity | None = None,
+        particles: ParticleVelocity | None = None,
+    ) -> None:
+        self.measure0 = measure
+        self._gaussian, self._particles = gaussian, particles
+        if isinstance(measure, Gaussian):
+            assert gaussian is not None
+            b, M = gaussian(measure.mean_t, measure.factor_t)
+            # Parameters may bring batch dimensions that the measure does not have.
+            self.batch_shape = tuple(torch.broadcast_shapes(measure.batch_shape, b.shape[:-1], M.shape[:-2]))
+            d, r = measure.factor_t.shape[-2:]
+            m, L = measure.mean_t.expand(*self.batch_shape, d), measure.factor_t.expand(*self.batch_shape, d, r)
+            state = torch.cat([m.unsqueeze(-1), L], -1)
+        else:
+            assert particles is not None
+            v = particles(measure.x_t, measure.weights_t)
+            self.batch_shape = tuple(v.shape[:-2])
+            state = measure.x_t.expand(*self.batch_shape, *measure.x_t.shape[-2:])
+        self.shape = tuple(state.shape[-2:])
+        self.y0 = state.reshape(-1, self.shape[0] * self.shape[1]).contiguous()
+        self.weights = None if isinstance(measure, Gaussian) else measure.weights_t
+
+    def unpack(self, y: Tensor) -> Tensor:
+        """State of batch shape: (..., d, 1 + r) for Gaussians, (..., n, d) for clouds."""
+        return y.reshape(*self.batch_shape, *self.shape)
+
+    def field(self, t: Tensor, y: Tensor) -> Tensor:
+        """dy/dt (B, features)."""
+        z = self.unpack(y)
+        if self._gaussian is not None:
+            L = z[..., 1:]
+            b, M = self._gaussian(z[..., 0], L)
+            dz = torch.cat([b.expand(*self.batch_shape, -1).unsqueeze(-1), M @ L], -1)
+        else:
+            assert self._particles is not None and self.weights is not None
+            dz = self._particles(z, self.weights)
+        return dz.reshape(y.shape)
+
+    def turn(self, y: Tensor, f: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
+        """Turn factors L to L W = U diag(s) (and their velocities): the same covariances, graded columns.
+
+        A factor whose columns have all grown along one direction has lost the other directions to rounding;
+        in graded columns each direction keeps its own relative precision.
+        """
+        if self._gaussian is None or self.shape[1] < 3:
+            return y, f
+        z, dz = (v.reshape(-1, *self.shape)[which] for v in (y, f))
+        W = torch.linalg.svd(z[..., 1:], full_matrices=False).Vh.mT
+        if W.shape[-1] < W.shape[-2]:
+            return y, f  # more columns than dimensions: a square rotation is not at hand
+        out = []
+        for whole, part in ((y, z), (f, dz)):
+            rotated = torch.cat([part[..., :1], part[..., 1:] @ W], -1)
+            full = whole.reshape(-1, *self.shape).clone()
+            full[which] = rotated
+            out.append(full.reshape(y.shape))
+        return out[0], out[1]
+
+    def measure(self, y: Tensor) -> Measure:
+        """The measure of a state."""
+        z = self.unpack(y)
+        if isinstance(self.measure0, Gaussian):
+            return Gaussian.unchecked(z[..., 0], factor=z[..., 1:], kind=self.measure0.kind)
+        first: Particles = self.measure0
+        return first.moved(z)
+
+    def at_rest(self, tol: float) -> Callable[[Tensor, Tensor], Tensor]:
+        """The test of convergence |dS/dt| <= tol |S0|, |dm/dt| <= tol (|m0| + |S0|^{1/2}), per member.
+
+        For clouds: the root mean square speed against tol times the root mean square size.
+        """
+        z0 = self.unpack(self.y0.detach())
+        if self._gaussian is None:
+            w = self._w()
+            size = (w * z0.square().sum(-1)).sum(-1).sqrt().reshape(-1)
+
+            def clouds(y: Tensor, f: Tensor) -> Tensor:
+                speed = (w * self.unpack(f.detach()).square().sum(-1)).sum(-1).sqrt().reshape(-1)
+                return speed <= tol * size
+
+            return clouds
+        L0 = z0[..., 1:]
+        cov = torch.linalg.matrix_norm(L0 @ L0.mT).reshape(-1)
+        length = z0[..., 0].norm(dim=-1).reshape(-1) + cov.sqrt()
+
+        def gaussians(y: Tensor, f: Tensor) -> Tensor:
+            z, dz = self.unpack(y.detach()), self.unpack(f.detach())
+            half = dz[..., 1:] @ z[..., 1:].mT
+            still = torch.linalg.matrix_norm(half + half.mT).reshape(-1) <= tol * cov
+            return still & (dz[..., 0].norm(dim=-1).reshape(-1) <= tol * length)
+
+        return gaussians
+
+    def _w(self) -> Tensor:
+        assert self.weights is not None
+        return self.weights

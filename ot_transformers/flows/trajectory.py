@@ -1,0 +1,179 @@
+"""Trajectories: the states of a flow at its save times, how it ended, and how to ask for a time between."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..arrays import as_scalar
+from ..errors import InvalidInput
+from ..measures import Gaussian, Measure, Particles, PositionedParticles
+
+__all__ = ["Status", "Trajectory"]
+
+
+class Status(StrEnum):
+    """How a flow ended."""
+
+    COMPLETED = "completed"
+    CONVERGED = "converged"
+    BLEW_UP = "blew up"
+    STEP_LIMIT = "step limit"
+
+
+@dataclass(frozen=True, eq=False)
+class Trajectory:
+    """A flow of measures at its save times.
+
+    Attributes
+    ----------
+    times : (T,) floats
+    states : list of T measures (batched where the initial one was)
+        A member that ended early (blow-up, step limit) keeps its last state; see `last_times` and `valid`.
+    status : str, or array of str of the batch shape
+        "completed", "converged" (the velocity fell below its tolerance before t_end), "blew up" or
+        "step limit" (max_steps, or the floating range, was reached before t_end).
+    blow_up_time : float or array, inf where there is none
+    blow_up_error : float or array
+        Bound on |blow_up_time - t*|, 0 where there is none.
+    last_times : float or array
+        Time of the last state reached.
+    energies : dict of name -> (T, ...) arrays
+    stats : dict, solver statistics
+    warnings : tuple of str
+    """
+
+    times: np.ndarray[Any, Any]
+    states: Sequence[Measure]
+    status: Any
+    blow_up_time: Any
+    blow_up_error: Any
+    last_times: Any
+    energies: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict)
+    stats: Mapping[str, Any] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+    resume: Callable[[Measure, float, float], Measure] | None = None
+
+    @property
+    def valid(self) -> np.ndarray[Any, Any]:
+        """Which (time, member) states belong to the flow (not frozen after its end), (T, ...) of bool."""
+        ends = np.asarray(self.last_times, dtype=float)
+        converged = np.asarray(self.status) == str(Status.CONVERGED)
+        shape = (len(self.times), *([1] * ends.ndim))
+        return (self.times.reshape(shape) <= ends) | converged
+
+    def at(self, t: float) -> Measure:
+        """The measure at a time between 0 and the end of the flow.
+
+        A saved time gives its saved state; any other is integrated from the saved state before it, with the
+        tolerances of the flow. A trajectory read from a file, or made by JKO steps, has no velocity to do so
+        and gives the saved state before t (the piecewise constant curve of JKO steps).
+
+        Raises
+        ------
+        InvalidInput
+            t outside the times of the trajectory.
+        """
+        s = as_scalar(t, "t")
+        if not self.times[0] <= s <= self.times[-1]:
+            raise InvalidInput(f"t must lie in [{self.times[0]:g}, {self.times[-1]:g}], got {s:g}")
+        i = int(np.searchsorted(self.times, s, side="right")) - 1
+        if self.times[i] == s or self.resume is None:
+            return self.states[i]
+        return self.resume(self.states[i], float(self.times[i]), s)
+
+    def save(self, path: str | Path) -> Path:
+        """Write as NPZ (atomically; no pickles): states, times, status, blow-up, energies."""
+        target = Path(path)
+        first = self.states[0]
+        data: dict[str, Any] = {
+            "format": "ot_transformers trajectory 1",
+            "type": type(first).__name__,
+            "kind": first.kind,
+            "times": self.times,
+            "status": np.asarray(self.status, dtype=str),
+            "blow_up_time": np.asarray(self.blow_up_time, dtype=float),
+            "blow_up_error": np.asarray(self.blow_up_error, dtype=float),
+            "last_times": np.asarray(self.last_times, dtype=float),
+            "stats": json.dumps({k: v for k, v in self.stats.items() if isinstance(v, int | float | str)}),
+            "warnings": np.array(list(self.warnings), dtype=str),
+            **{f"energy_{name}": np.asarray(v) for name, v in self.energies.items()},
+            **_pack(self.states),
+        }
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+        try:
+            with temporary.open("wb") as stream:
+                np.savez_compressed(stream, **data)
+            temporary.replace(target)
+        finally:
+            temporary.unlink(missing_ok=True)
+        return target
+
+    @classmethod
+    def load(cls, path: str | Path) -> Trajectory:
+        """Read what `save` wrote.
+
+        Raises
+        ------
+        InvalidInput
+            Not a trajectory file.
+        """
+        try:
+            with np.load(Path(path), allow_pickle=False) as data:
+                content = {name: data[name] for name in data.files}
+        except (OSError, ValueError) as err:
+            raise InvalidInput(f"path is not a trajectory file: {path} ({err})") from err
+        if str(content.get("format", "")) != "ot_transformers trajectory 1":
+            raise InvalidInput(f"path is not a trajectory file: {path}")
+        plain = {n: content[n] for n in ("blow_up_time", "blow_up_error", "last_times")}
+        status = content["status"]
+        return cls(
+            times=content["times"],
+            states=_unpack(content),
+            status=str(status) if status.ndim == 0 else status.astype(object),
+            **{n: v if v.ndim else float(v) for n, v in plain.items()},
+            energies={n.removeprefix("energy_"): v for n, v in content.items() if n.startswith("energy_")},
+            stats=json.loads(str(content["stats"])),
+            warnings=tuple(str(w) for w in content["warnings"]),
+        )
+
+
+def _pack(states: Sequence[Measure]) -> dict[str, np.ndarray[Any, Any]]:
+    first = states[0]
+
+    def stacked(name: str) -> np.ndarray[Any, Any]:
+        return torch.stack([getattr(s, name).detach() for s in states]).cpu().numpy()
+
+    if isinstance(first, Gaussian):
+        return {"mean": stacked("mean_t"), "factor": stacked("factor_t")}
+    packed = {"x": stacked("x_t"), "weights": first.weights_t.detach().cpu().numpy()}
+    packed["uniform"] = np.array(first.uniform)
+    if isinstance(first, PositionedParticles):
+        packed["s"] = first.s_t.detach().cpu().numpy()
+    return packed
+
+
+def _unpack(data: Mapping[str, Any]) -> list[Measure]:
+    kind: Any = str(data["kind"])
+    if str(data["type"]) == "Gaussian":
+        pairs = zip(data["mean"], data["factor"], strict=True)
+        return [
+            Gaussian.unchecked(torch.from_numpy(m), factor=torch.from_numpy(L), kind=kind) for m, L in pairs
+        ]
+    w = torch.from_numpy(data["weights"])
+    clouds = [torch.from_numpy(x) for x in data["x"]]
+    if "s" in data:
+        first: Particles = PositionedParticles(clouds[0], torch.from_numpy(data["s"]), w)
+        object.__setattr__(first, "kind", kind)
+    else:
+        first = Particles.unchecked(clouds[0], None if bool(data["uniform"]) else w, kind)
+    return [first.moved(x) for x in clouds]
