@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from ot_transformers import Gaussian, InteractionEnergy, KLDivergence, Particles, SquaredWasserstein
+from ot_transformers.linalg import log_abs_det, solve
 from ot_transformers.numerics import tilted
 from ot_transformers.numerics.tilted import log_interaction
 from ot_transformers.spd import sqrt_psd
@@ -29,8 +32,10 @@ def forward_second(f: Callable[[Tensor], Tensor], s: Tensor) -> Tensor:
         lambda s: sqrt_psd(S + s * s * T).sum(),
         lambda s: sqrt_psd(S @ S + s.exp() * T).sum(),
         lambda s: log_interaction(S + s * s * T, W, T).sum(),
+        lambda s: log_abs_det(S + s * s * T),
+        lambda s: (solve(S + s * s * T, s.exp() * T)).sum(),
     ],
-    ids=["square root", "square root of an exponential", "log interaction"],
+    ids=["square root", "square root of an exponential", "log interaction", "log det", "solve"],
 )
 def test_nested_forward_mode_is_the_second_derivative(
     f: Callable[[Tensor], Tensor], monkeypatch: pytest.MonkeyPatch
@@ -40,3 +45,20 @@ def test_nested_forward_mode_is_the_second_derivative(
     torch.testing.assert_close(forward_second(f, POINT), reverse, rtol=1e-12, atol=0)
     both = torch.func.vmap(lambda s: forward_second(f, s))(POINT.expand(3))
     torch.testing.assert_close(both, reverse.expand(3), rtol=1e-12, atol=0)
+
+
+def test_energies_along_curves() -> None:
+    rng = np.random.default_rng(0)
+    x, v, y = (torch.from_numpy(rng.normal(size=(5, 2))) for _ in range(3))
+    w = torch.from_numpy(rng.dirichlet(np.ones(5)))
+    mean = torch.tensor([0.3, 0.2], dtype=torch.float64)
+    interaction, kl = InteractionEnergy(0.3 * T), KLDivergence(Gaussian(mean, S))
+    transport = SquaredWasserstein(Particles(y))
+    for f in (
+        lambda s: interaction.raw_gaussian(s * mean, 0.5 * S + s * s * T),
+        lambda s: kl.raw_gaussian(s * mean, S + s * s * T),
+        lambda s: interaction.raw_particles(x + s * s * v, w),
+        lambda s: transport.raw_particles(x + s * s * v, w),
+    ):
+        reverse = torch.autograd.functional.hessian(f, POINT)
+        torch.testing.assert_close(forward_second(f, POINT), reverse, rtol=1e-11, atol=0)

@@ -11,6 +11,7 @@ from torch import Tensor
 from ..arrays import cast_like, readable
 from ..errors import InvalidInput
 from ..forward_mode import nested_jvp
+from ..linalg import log_abs_det, solve
 from ..measures import Gaussian, as_gaussian
 from ..spd import numerical_rank_psd, symmetrise
 from .base import Energy
@@ -79,7 +80,7 @@ class KLDivergence(Energy):
         n, T = self._target(mean)
         batch = torch.broadcast_shapes(cov.shape, T.shape)
         u = (mean - n).unsqueeze(-1)
-        quadratic = (u.mT @ torch.cholesky_solve(u, torch.linalg.cholesky(T)))[..., 0, 0]
+        quadratic = (u.mT @ solve(T, u))[..., 0, 0]
         half: Tensor = _CovarianceKL.apply(  # type: ignore[no-untyped-call]
             symmetrise(cov).expand(batch), symmetrise(T).expand(batch)
         )
@@ -89,7 +90,7 @@ class KLDivergence(Energy):
         """(g, H) = (T^-1 (m - n), T^-1 (S - T) S^-1 / 2)."""
         _reject_singular(cov, "KLDivergence")
         n, T = self._target(mean)
-        g = torch.cholesky_solve((mean - n).unsqueeze(-1), torch.linalg.cholesky(T)).squeeze(-1)
+        g = solve(T, (mean - n).unsqueeze(-1)).squeeze(-1)
         batch = torch.broadcast_shapes(cov.shape, T.shape)
         return g, _gradient_in_cov(symmetrise(cov).expand(batch), T.expand(batch))
 
@@ -129,7 +130,7 @@ class Entropy(Energy):
         regular = numerical_rank_psd(cov) == d
         eye = torch.eye(d, dtype=cov.dtype, device=cov.device)
         S = torch.where(regular[..., None, None], symmetrise(cov), eye)
-        value = -0.5 * (torch.linalg.slogdet(S).logabsdet + d * math.log(2 * math.pi * math.e))
+        value = -0.5 * (log_abs_det(S) + d * math.log(2 * math.pi * math.e))
         return torch.where(regular, value, torch.inf)
 
     def raw_gaussian_gradient(self, mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
@@ -186,15 +187,12 @@ def _gradients(S: Tensor, T: Tensor) -> tuple[Tensor, Tensor]:
     """T^-1 (S - T) S^-1 / 2 and -T^-1 (S - T) T^-1 / 2; both 0 where S is singular."""
     regular = (numerical_rank_psd(S) == S.shape[-1])[..., None, None]
     R = torch.where(regular, S, T)
-    C = torch.linalg.cholesky(T)
-    half = torch.cholesky_solve(R - T, C)
-    return _gradient_in_cov(R, T), -0.5 * symmetrise(torch.cholesky_solve(half.mT, C))
+    return _gradient_in_cov(R, T), -0.5 * symmetrise(solve(T, solve(T, R - T).mT))
 
 
 def _gradient_in_cov(S: Tensor, T: Tensor) -> Tensor:
     # (T^-1 - S^-1) / 2 written as a product: the difference loses all digits near S = T.
-    half = torch.cholesky_solve(S - T, torch.linalg.cholesky(T))
-    return 0.5 * symmetrise(torch.linalg.solve(S, half.mT))
+    return 0.5 * symmetrise(solve(S, solve(T, S - T).mT))
 
 
 def _whiten(C: Tensor, X: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..forward_mode import nested_jvp
+from ..linalg import log_abs_det, solve
 from ..spd import eigh_psd, symmetrise, transfer
 
 __all__ = [
@@ -113,18 +114,13 @@ def tilted_gaussian(mean: Tensor, cov: Tensor, A: Tensor) -> TiltedLaw:
     N = transfer(A, S)
     left_x, left_y = eye - S @ N, eye - S @ transfer(A.mT, S)
     shifted_x, shifted_y = m + S @ (A @ m), m + S @ (A.mT @ m)
-    sol_x = _solve(left_x, torch.cat([S, shifted_x], -1))
-    sol_y = _solve(left_y, torch.cat([S, shifted_y], -1))
+    sol_x = solve(left_x, torch.cat([S, shifted_x], -1))
+    sol_y = solve(left_y, torch.cat([S, shifted_y], -1))
     cov_x, cov_y = symmetrise(sol_x[..., :-1]), symmetrise(sol_y[..., :-1])
     q = A @ shifted_y
     quadratic = m.mT @ (A @ m) + 0.5 * (m.mT @ N @ m) + 0.5 * (q.mT @ cov_x @ q)
-    log_z = quadratic[..., 0, 0] - 0.5 * torch.linalg.slogdet(left_x).logabsdet
+    log_z = quadratic[..., 0, 0] - 0.5 * log_abs_det(left_x)
     return TiltedLaw(log_z, inside, sol_x[..., -1], sol_y[..., -1], cov_x, cov_y)
-
-
-def _solve(a: Tensor, b: Tensor) -> Tensor:
-    # solve_ex: within rounding of the boundary an exactly singular matrix must give inf, not an exception.
-    return torch.linalg.solve_ex(a, b)[0]
 
 
 def _in_domain(S: Tensor, A: Tensor) -> Tensor:

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from scipy.spatial.distance import cdist
 from torch import Tensor
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
-from ..errors import NotConverged
+from ..errors import InvalidInput, NotConverged
 
 __all__ = [
     "TransportPlan",
@@ -69,8 +71,8 @@ def transport_plan(
     if x.shape[-1] == 1:
         return _line_plan(x, w, y, v, matching and not need_potentials)
     # Differences, not |x|^2 + |y|^2 - 2 x.y, which loses the cost of close pairs.
-    gaps = torch.cdist(x.detach().double(), y.detach().double(), compute_mode="donot_use_mm_for_euclid_dist")
-    cost = gaps.cpu().numpy()
+    a, b = _numbers(x, y)
+    cost = cdist(a, b)
     scale = float(cost.max())
     cost = (cost / scale) ** p if scale > 0 else cost  # the simplex compares with absolute tolerances
     if matching and not need_potentials:
@@ -96,8 +98,7 @@ def _matching(cost: np.ndarray, w: Tensor) -> TransportPlan:
 def _simplex(cost: np.ndarray, scale: float, w: Tensor, v: Tensor) -> TransportPlan:
     import ot
 
-    # Copies: POT reads C-contiguous arrays, and uniform weights are one number seen n times.
-    a, b = (np.array(t.detach().double().cpu().numpy(), order="C") for t in (w, v))
+    a, b = _numbers(w, v)
     b = b * (a.sum() / b.sum())  # float32 weights sum to 1 only up to 1e-7
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # POT warns by text; its flag is read below
@@ -149,6 +150,26 @@ def sorted_coupling(x: Tensor, w: Tensor, y: Tensor, v: Tensor) -> tuple[Tensor,
     return rows, cols, mass
 
 
+def _wrapped(t: Tensor) -> bool:
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(t))
+
+
+def _numbers(*tensors: Tensor) -> list[np.ndarray]:
+    """The values in float64, without derivatives, also inside `torch.func.grad` and `torch.func.jvp`."""
+    functorch, plain = torch._C._functorch, []
+    for t in tensors:
+        while _wrapped(t):
+            if functorch.is_batchedtensor(t):
+                raise InvalidInput(
+                    "exact transport cannot run inside torch.vmap; give it a batch of measures"
+                )
+            t = functorch.get_unwrapped(t)
+        plain.append(t)
+    with temporarily_clear_interpreter_stack():  # under it, new tensors would be wrapped again
+        # Copies: POT reads C-contiguous arrays, and uniform weights are one number seen n times.
+        return [np.array(t.detach().double().cpu().numpy(), order="C") for t in plain]
+
+
 def _index(rows: np.ndarray, like: Tensor) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(rows, dtype=np.int64)).to(like.device)
 
@@ -174,7 +195,7 @@ def transport_cost(x: Tensor, w: Tensor, y: Tensor, v: Tensor, p: float) -> Tens
 
 
 def _one_cost(x: Tensor, w: Tensor, y: Tensor, v: Tensor, p: float) -> Tensor:
-    by_weights = w.requires_grad or v.requires_grad
+    by_weights = any(t.requires_grad or _wrapped(t) for t in (w, v))
     plan = transport_plan(x, w, y, v, p, need_potentials=by_weights)
     value = (plan.mass * power_cost(x[plan.rows], y[plan.cols], p)).sum()
     if plan.potentials is not None and by_weights:
