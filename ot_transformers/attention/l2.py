@@ -86,8 +86,8 @@ class L2Attention(Attention):
         KL = K @ factor
         gram = KL.mT @ KL
         eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
-        # P K^T = L (I + 2 (KL)^T KL)^{-1} (KL)^T: an SPD solve of condition 1 + 2 |KL|^2, no S^{-1}.
-        PKt = factor @ torch.linalg.solve(eye + 2.0 * gram, KL.mT)
+        # P K^T = L (I + 2 (KL)^T KL)^{-1} (KL)^T, no S^{-1}; Cholesky keeps its digits where L has graded columns.
+        PKt = factor @ torch.cholesky_solve(KL.mT, torch.linalg.cholesky(eye + 2.0 * gram))
         m = mean.unsqueeze(-1)
         b = V @ (m + 2.0 * PKt @ (Q @ m - K @ m))
         return b.squeeze(-1), 2.0 * V @ PKt @ Q
