@@ -44,7 +44,7 @@ class SinkhornAttention(Attention):
     eps : float
         Entropic regularisation, > 0.
     tol : float
-        Bound on the L1 error of each marginal (float32: not below 100 ulp, 1.2e-5).
+        Bound on the L1 error of each marginal (float32 clouds are solved in float64).
     max_iter : int
         Iterations of one solve at most; then a `NotConverged` warning gives the errors reached.
 

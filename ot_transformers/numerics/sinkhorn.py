@@ -77,7 +77,8 @@ def sinkhorn(
     eps : float
         Strength of the entropic regularisation, > 0.
     tol : float
-        Bound on the L1 errors of both marginals. Below 100 ulp it is raised to that (float32: 1e-5).
+        Bound on the L1 errors of both marginals; raised to 2 ulp max |y^T A x| / eps, the rounding of the
+        exponents, where that is larger. float32 input is solved in float64 and rounded at the end.
     max_iter : int
         Sweeps at most.
     warm : (f, g), optional
@@ -109,7 +110,11 @@ def sinkhorn(
     if mask is not None:
         check_total_support(mask, a, b)
     batch = torch.broadcast_shapes(x.shape[:-2], a.shape[:-1], y.shape[:-2], b.shape[:-1], A.shape[:-2])
-    tol = max(tol, 100 * torch.finfo(x.dtype).eps)
+    dtype = x.dtype
+    # float32 exponents of size 1e3 round to errors of 1e-4: the solve is in float64, rounded once at the end
+    x, a, y, b, A = (t.to(torch.float64) for t in (x, a, y, b, A))
+    # masses that differ by float32 rounding admit no coupling
+    a, b = a / a.sum(-1, keepdim=True), b / b.sum(-1, keepdim=True)
     x, y = (t.expand(*batch, *t.shape[-2:]).reshape(-1, *t.shape[-2:]) for t in (x, y))
     a, b = (t.expand(*batch, t.shape[-1]).reshape(-1, t.shape[-1]) for t in (a, b))
     A = A.expand(*batch, *A.shape[-2:]).reshape(-1, *A.shape[-2:])
@@ -128,12 +133,12 @@ def sinkhorn(
         f = g = 0.5 * (f + g)  # equal to rounding already; now to the bit
     value = eps * (value + (a * shift_x).sum(-1) + (b * shift_y).sum(-1))
     return SinkhornResult(
-        f.reshape(*batch, -1),
-        g.reshape(*batch, -1),
-        value.reshape(batch),
+        f.reshape(*batch, -1).to(dtype),
+        g.reshape(*batch, -1).to(dtype),
+        value.reshape(batch).to(dtype),
         error_x.reshape(batch),
         error_y.reshape(batch),
-        (mean + mean_y).reshape(*batch, *mean.shape[-2:]),
+        (mean + mean_y).reshape(*batch, *mean.shape[-2:]).to(dtype),
         job.converged,
         job.n_iter,
     )

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from ..errors import NotConverged
 from .sinkhorn_accelerate import SecantPairs
-from .sinkhorn_kernel import Problem, gauge
-from .sinkhorn_solve import Solution, solve
+from .sinkhorn_kernel import Kernel, Problem, gauge, scaling_limit
+from .sinkhorn_solve import Solution, solve, spread
 
 __all__ = ["Job", "run"]
 
@@ -90,6 +90,7 @@ class _Solve(torch.autograd.Function):
 
 def _solve_in_chunks(job: Job, problem: Problem, start: tuple[Tensor, Tensor] | None) -> tuple[Tensor, ...]:
     """Solve the batch in pieces whose kernels fit the memory budget together."""
+    job.tol = max(job.tol, 2 * torch.finfo(problem.x.dtype).eps * max(50.0, spread(problem)))
     size = problem.chunk()
     parts, job.n_iter = [], 0
     for i in range(0, problem.x.shape[0], size):
@@ -111,9 +112,12 @@ def _finish(solution: Solution, symmetric: bool) -> tuple[Tensor, ...]:
     phi, psi = gauge(solution.phi, solution.psi, p.a, p.b)
     u, v = solution.u, solution.v
     if symmetric:
-        # the antisymmetric part is of the size of the error: averaging halves that on either side
+        # The antisymmetric part is of the size of the error, which averaging halves on either side, except
+        # where the coupling falls apart (small eps): there it is a gauge of each part, and may be large.
         half = 0.5 * (phi - psi)
         u, v, phi, psi = u * (-half).exp(), v * half.exp(), phi - half, psi + half
+        if not bool((half.abs() < scaling_limit(half.dtype)).all()):
+            kernel, u, v = Kernel(p, phi, psi), torch.ones_like(u), torch.ones_like(v)
     total, row = kernel.average(u, v, p.y)
     # with f = g and a symmetric score the two marginals are the same numbers
     column = row if symmetric else solution.column

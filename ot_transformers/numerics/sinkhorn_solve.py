@@ -16,7 +16,7 @@ from .coupling import coupling_covariance, quadratic_potential
 from .sinkhorn_accelerate import Anderson, SecantPairs, newton_direction
 from .sinkhorn_kernel import Kernel, Problem, gauge, log_half_sweeps, scaling_limit
 
-__all__ = ["Solution", "gaussian_potentials", "solve"]
+__all__ = ["Solution", "gaussian_potentials", "solve", "spread"]
 
 _RANGE = 200.0  # scores spread wider than this are approached from a larger eps
 _COOLING = 4.0
@@ -85,10 +85,15 @@ def solve(
     return replace(last, n_iter=last.n_iter + n_iter)
 
 
+def spread(problem: Problem) -> float:
+    """A bound on the size of the scores, in units of eps (0 where it is not a number)."""
+    bound = float((problem.x.norm(dim=-1).amax(-1) * problem.y.norm(dim=-1).amax(-1)).amax())
+    return bound if math.isfinite(bound) else 0.0
+
+
 def _cool(problem: Problem) -> tuple[tuple[Tensor, Tensor], int]:
     """Potentials to start from, by lowering eps to its value in stages, and the sweeps spent."""
-    spread = float((problem.x.norm(dim=-1).amax(-1) * problem.y.norm(dim=-1).amax(-1)).amax())
-    stages = math.ceil(math.log(max(spread / _RANGE, 1.0), _COOLING)) if math.isfinite(spread) else 0
+    stages = math.ceil(math.log(max(spread(problem) / _RANGE, 1.0), _COOLING))
     warm = gaussian_potentials(problem.heated(_COOLING**stages))
     earlier: tuple[Tensor, Tensor] | None = None
     n_iter = 0

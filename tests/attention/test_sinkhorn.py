@@ -10,7 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ot_transformers.attention import SinkhornAttention
+from ot_transformers.attention import MaskedAttention, SinkhornAttention
+from ot_transformers.errors import InvalidInput
 from ot_transformers.measures import Gaussian, Particles
 
 
@@ -104,7 +105,7 @@ def test_batch_loop_numpy_torch_and_float32() -> None:
     np.testing.assert_array_equal(tensors.numpy(), together)
     single = SinkhornAttention(A, V).velocity(Particles(x.astype(np.float32), w.astype(np.float32)))
     assert single.dtype == np.float32
-    np.testing.assert_allclose(single, together, rtol=0, atol=2e-4)
+    np.testing.assert_allclose(single, together, rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize("symmetric", [True, False])
@@ -155,3 +156,19 @@ def test_the_velocity_is_differentiable_in_tokens_weights_and_parameters() -> No
 
 def test_one_token_sees_itself() -> None:
     np.testing.assert_allclose(SinkhornAttention(2.0, 3.0).velocity(np.array([[5.0]])), [[15.0]], rtol=1e-14)
+
+
+def test_the_field_at_other_points_extends_the_velocity() -> None:
+    """At the tokens it is the velocity; between them, the closed form of two tokens."""
+    x, w, A, V = random_problem(30, 2)
+    attention = SinkhornAttention(A, V, eps=0.5, tol=1e-12)
+    mu = Particles(x, w)
+    np.testing.assert_allclose(attention.field(mu, x), attention.velocity(mu), rtol=0, atol=1e-10)
+    pair = SinkhornAttention(1.3, 1.0, eps=0.7)
+    z = np.linspace(-2, 2, 9)[:, None]
+    np.testing.assert_allclose(pair.field(np.array([[1.0], [-1.0]]), z), np.tanh(1.3 * z / 0.7), rtol=1e-8)
+
+
+def test_causal_sinkhorn_is_an_error_that_explains_itself() -> None:
+    with pytest.raises(InvalidInput, match="total support"):
+        MaskedAttention(SinkhornAttention(1.0, 1.0))
