@@ -45,6 +45,10 @@ class Energy(ABC):
             (g,) = torch.autograd.grad(self.raw_particles(y, weights).sum(), y, create_graph=graph)
         return g / weights.unsqueeze(-1)
 
+    def raw_particles_gradient_scaled(self, x: Tensor, weights: Tensor, log_scale: Tensor) -> Tensor:
+        """e^{-log_scale_i} times the gradient at token i: energies of huge gradients override it to stay finite."""
+        return torch.exp(-log_scale).unsqueeze(-1) * self.raw_particles_gradient(x, weights)
+
     def raw_gaussian_gradient(self, mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
         """(g, H) = (dF/dm (..., d), dF/dS (..., d, d)): the Wasserstein gradient is g + 2 H (x - m)."""
         graph = torch.is_grad_enabled() and (mean.requires_grad or cov.requires_grad)
@@ -130,6 +134,10 @@ class ScaledEnergy(Energy):
         """c times the gradient on particles."""
         return self.factor * self.energy.raw_particles_gradient(x, weights)
 
+    def raw_particles_gradient_scaled(self, x: Tensor, weights: Tensor, log_scale: Tensor) -> Tensor:
+        """c times the scaled gradient on particles."""
+        return self.factor * self.energy.raw_particles_gradient_scaled(x, weights, log_scale)
+
     def raw_gaussian_gradient(self, mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
         """c times the gradient on a Gaussian."""
         g, H = self.energy.raw_gaussian_gradient(mean, cov)
@@ -158,6 +166,11 @@ class SumEnergy(Energy):
     def raw_particles_gradient(self, x: Tensor, weights: Tensor) -> Tensor:
         """Sum of the gradients on particles."""
         return self.first.raw_particles_gradient(x, weights) + self.second.raw_particles_gradient(x, weights)
+
+    def raw_particles_gradient_scaled(self, x: Tensor, weights: Tensor, log_scale: Tensor) -> Tensor:
+        """Sum of the scaled gradients on particles."""
+        first = self.first.raw_particles_gradient_scaled(x, weights, log_scale)
+        return first + self.second.raw_particles_gradient_scaled(x, weights, log_scale)
 
     def raw_gaussian_gradient(self, mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
         """Sum of the gradients on a Gaussian."""

@@ -88,13 +88,17 @@ class InteractionEnergy(Energy):
 
     def raw_particles_gradient(self, x: Tensor, weights: Tensor) -> Tensor:
         """(G_i A b_i + G'_i A^T b'_i) / 2, b the barycentre tilted by e^{x_i^T A y}, G', b' for A^T."""
+        return self.raw_particles_gradient_scaled(x, weights, torch.zeros_like(weights))
+
+    def raw_particles_gradient_scaled(self, x: Tensor, weights: Tensor, log_scale: Tensor) -> Tensor:
+        """The gradient times e^{-log_scale_i}; with log_scale = log G it is A times the softmax barycentre."""
         A = cast_like(self._A, x, "A")
         log_g, b = tilted_barycentre(x, weights, A)
-        field = _scaled(log_g, b @ A.mT)
+        field = _scaled(log_g - log_scale, b @ A.mT)
         if self._symmetric:
             return field
         log_g, b = tilted_barycentre(x, weights, A.mT)
-        return 0.5 * (field + _scaled(log_g, b @ A))
+        return 0.5 * (field + _scaled(log_g - log_scale, b @ A))
 
     def raw_gaussian_gradient(self, mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
         """g = E (A Ey + A^T Ex), H = E/2 (A E[y y^T] A^T + A^T E[x x^T] A), moments of the tilted law."""

@@ -25,6 +25,7 @@ class EnergyLike(Protocol):
     def raw_particles(self, x: Tensor, weights: Tensor) -> Tensor: ...
     def raw_gaussian(self, mean: Tensor, cov: Tensor) -> Tensor: ...
     def raw_particles_gradient(self, x: Tensor, weights: Tensor) -> Tensor: ...
+    def raw_particles_gradient_scaled(self, x: Tensor, weights: Tensor, log_scale: Tensor) -> Tensor: ...
     def raw_gaussian_gradient(self, mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]: ...
 
 
@@ -92,6 +93,10 @@ class Metric(ABC):
     def raw_particles_riesz(self, x: Tensor, weights: Tensor, gradient: Tensor) -> Tensor:
         """Turn a Wasserstein gradient field at the tokens (..., n, d) into the gradient in this metric."""
         raise InvalidInput(f"{type(self).__name__} is not a Riemannian metric on particles")
+
+    def raw_particles_steepest(self, energy: EnergyLike, x: Tensor, weights: Tensor) -> Tensor:
+        """The gradient field of an energy in this metric at the tokens, (..., n, d)."""
+        return self.raw_particles_riesz(x, weights, energy.raw_particles_gradient(x, weights))
 
     def raw_gaussian_riesz(self, mean: Tensor, cov: Tensor, g: Tensor, H: Tensor) -> tuple[Tensor, Tensor]:
         """Turn (dF/dm, dF/dS) into the gradient (b, M), the field x -> b + M (x - m), in this metric."""
