@@ -7,6 +7,7 @@ take tensors, trust their caller, and are differentiable in reverse and forward 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +27,9 @@ __all__ = [
 
 _DENSE = 1 << 21
 """Pairs (times batch) up to which the score matrix is formed at once: 16 MB in float64."""
+
+_BLOCK = 1 << 17
+"""Pairs in a block of the streaming sums: 1 MB in float64, which stays in cache."""
 
 
 def safe_log(w: Tensor) -> Tensor:
@@ -148,7 +152,7 @@ def _is_small(z: Tensor, y: Tensor) -> bool:
 
 
 def _blocks(n: int, pairs: int) -> list[tuple[int, int]]:
-    step = max(1, n * _DENSE // max(pairs, 1))
+    step = max(1, n * min(_BLOCK, _DENSE) // max(pairs, 1))
     return [(i, min(i + step, n)) for i in range(0, n, step)]
 
 
@@ -156,11 +160,45 @@ def _stream_lse(z: Tensor, y: Tensor, b: Tensor) -> Tensor:
     """log sum_j e^{z_i . y_j + b_j} (..., k)."""
     z0, y0, b0 = z.detach(), y.detach(), b.detach()
     blocks = _blocks(z.shape[-2], z.shape[:-1].numel() * y.shape[-2])
-    parts = [torch.logsumexp(z0[..., i:j, :] @ y0.mT + b0.unsqueeze(-2), -1) for i, j in blocks]
-    base = torch.cat(parts, -1)
+    base = _blockwise(blocks, lambda i, j: _row_lse(z0[..., i:j, :], y0, b0), z.shape[:-1], z0, y0, b0)
     # base carries the value, the kernel sum (1 up to rounding) the derivatives.
     ones = torch.ones_like(b0).unsqueeze(-1)
     return base + torch.log(_kernel(z, y, -base, b, ones)).squeeze(-1)
+
+
+def _blockwise(
+    blocks: list[tuple[int, int]], rows: Callable[[int, int], Tensor], shape: torch.Size, *inputs: Tensor
+) -> Tensor:
+    """Collect blocks of rows of z = inputs[0] in one array made beforehand.
+
+    Pieces kept between the large temporaries would fragment the heap, which then grows to the size of the
+    dense matrix.
+    """
+    axis = inputs[0].ndim - 2
+    if not _in_place(*inputs):
+        return torch.cat([rows(i, j) for i, j in blocks], axis)
+    out = torch.empty(shape, dtype=inputs[0].dtype, device=inputs[0].device)
+    for i, j in blocks:
+        out.narrow(axis, i, j - i).copy_(rows(i, j))
+    return out
+
+
+def _in_place(*inputs: Tensor) -> bool:
+    return not any(torch._C._functorch.is_functorch_wrapped_tensor(t) for t in inputs)
+
+
+def _row_lse(z: Tensor, y: Tensor, b: Tensor) -> Tensor:
+    if not _in_place(z, y, b):
+        return torch.logsumexp(z @ y.mT + b.unsqueeze(-2), -1)
+    scores = (z @ y.mT).add_(b.unsqueeze(-2))
+    top = scores.amax(-1, keepdim=True)
+    return scores.sub_(top).exp_().sum(-1).log_().add_(top.squeeze(-1))
+
+
+def _row_sums(z: Tensor, y: Tensor, c: Tensor, b: Tensor, v: Tensor) -> Tensor:
+    if not _in_place(z, y, c, b, v):
+        return torch.exp(z @ y.mT + c.unsqueeze(-1) + b.unsqueeze(-2)) @ v
+    return (z @ y.mT).add_(c.unsqueeze(-1)).add_(b.unsqueeze(-2)).exp_() @ v
 
 
 def _kernel(z: Tensor, y: Tensor, c: Tensor, b: Tensor, v: Tensor) -> Tensor:
@@ -177,10 +215,10 @@ class _Kernel(torch.autograd.Function):
     @staticmethod
     def forward(z: Tensor, y: Tensor, c: Tensor, b: Tensor, v: Tensor) -> Tensor:
         blocks = _blocks(z.shape[-2], z.shape[:-1].numel() * y.shape[-2])
-        parts = [
-            torch.exp(z[..., i:j, :] @ y.mT + c[..., i:j, None] + b[..., None, :]) @ v for i, j in blocks
-        ]
-        return torch.cat(parts, -2)
+        shape = torch.Size((*z.shape[:-1], v.shape[-1]))
+        return _blockwise(
+            blocks, lambda i, j: _row_sums(z[..., i:j, :], y, c[..., i:j], b, v), shape, z, y, c, b, v
+        )
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
