@@ -30,7 +30,7 @@ from .energies import (
     SquaredWasserstein,
 )
 from .errors import InvalidInput, NotAGradientFlow, NotConverged, NotGaussianPreserving, OTTransformersError
-from .measures import AffineVelocity, Gaussian, Particles, PositionedParticles
+from .measures import AffineVelocity, Gaussian, GridMeasure, Particles, PositionedParticles
 from .metrics import (
     BuresWasserstein,
     ConditionalWasserstein,
@@ -81,6 +81,7 @@ __all__ = [
     "Wasserstein",
     "sinkhorn_coupling",
     "Gaussian",
+    "GridMeasure",
     "Head",
     "InvalidInput",
     "NotAGradientFlow",
