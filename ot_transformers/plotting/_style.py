@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 
 from ..arrays import ArrayLike, as_tensor
 
-__all__ = ["COLOURS", "MARKERS", "STYLE", "axes_or_new", "time_colours", "to_float64"]
+__all__ = ["COLOURS", "MARKERS", "STYLE", "axes_or_new", "plain_log", "time_colours", "to_float64"]
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#332288", "#555555")
 """Okabe and Ito's colours (distinct to colour-blind readers), strongest contrast first."""
@@ -48,6 +48,25 @@ def axes_or_new(ax: Axes | None) -> Axes:
 
     with mpl.rc_context(STYLE):
         return plt.subplots(layout="constrained")[1]
+
+
+def plain_log(axis: Any, at: Any = None) -> None:
+    """Label a logarithmic axis with plain numbers: at given values, or at 1, 2, 5 where it spans little.
+
+    Over more than two decades powers of ten read better, and the default stays.
+    """
+    from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+
+    low, high = axis.get_view_interval()
+    if at is None and not 0 < low < high <= 150 * low:
+        return
+    if at is not None:
+        axis.set_major_locator(FixedLocator(list(at)))
+    else:
+        subs = (1.0, 2.0, 5.0) if high > 6 * low else (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0)
+        axis.set_major_locator(LogLocator(subs=subs))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
+    axis.set_minor_locator(NullLocator())
 
 
 def time_colours(count: int, cmap: str = "viridis") -> list[Any]:

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from ..arrays import ArrayLike, check_count
 from ..errors import InvalidInput
 from ._flow import flow_of
-from ._style import axes_or_new, time_colours, to_float64
+from ._style import axes_or_new, plain_log, time_colours, to_float64
 
 __all__ = ["eigenvalues_along", "plot_eigenvalues"]
 
@@ -80,6 +80,7 @@ def plot_eigenvalues(
         artists += axes.plot(t, shown, style, color=colour, label=label if k == 0 else None, lw=1.5)
     if log:
         axes.set_yscale("log")
+        plain_log(axes.yaxis)
     few = "" if len(chosen) == d else f" ({len(chosen)} of {d})"
     axes.set(xlabel="time $t$", ylabel=rf"eigenvalues of $\Sigma(t)${few}")
     if label is not None:

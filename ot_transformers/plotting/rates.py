@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 
 from ..arrays import ArrayLike
 from ..errors import InvalidInput
-from ._style import COLOURS, axes_or_new, to_float64
+from ._style import COLOURS, axes_or_new, plain_log, to_float64
 
 __all__ = ["plot_rate"]
 
@@ -57,5 +57,7 @@ def plot_rate(
         line = b[-1] * (np.sort(a) / a[-1]) ** slope
         artists += axes.plot(np.sort(a), line, color="0.4", lw=1.2, ls="--", label=f"slope {slope:g}")
     axes.set(xscale="log", yscale="log", xlabel=xlabel, ylabel=ylabel)
+    plain_log(axes.xaxis, np.sort(a) if len(a) <= 6 else None)
+    plain_log(axes.yaxis)
     axes.legend()
     return artists

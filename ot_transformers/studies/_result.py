@@ -20,8 +20,8 @@ with the fraction of the whole job in [0, 1]. It returns a `StudyResult`:
 - `files`: extra files by name (certificates, animations), text or bytes.
 - `config`: `options_of(config)`; `config.json` reruns the study through `--config`.
 
-`result.write(out)` makes the folder: report.html, the figures, CSV, NPZ, config.json. It is written beside its
-place and renamed into it, so a folder is whole or absent. The command line does this; `rows()` feeds its final
+`result.write(out)` makes the folder: report.html, figures, CSV, NPZ, config.json. It is written beside its
+place and renamed into it, so a folder is whole or absent. The command line does this; `rows()` feeds its last
 table.
 """
 

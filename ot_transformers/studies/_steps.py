@@ -1,0 +1,124 @@
+"""JKO steps of an energy at several step sizes, and the order at which they tend to the gradient flow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..flows import gradient_flow, jko
+from ..measures import Gaussian, Measure, Particles
+from ._curves import gap
+from ._problem import gaussian_metric
+from ._result import Progress, silent
+
+__all__ = ["Steps", "jko_steps"]
+
+Floats = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One step size: tau, times, energies, gaps to the flow at these times, whether every step converged."""
+
+    tau: float
+    times: Floats
+    energies: Floats
+    gaps: Floats
+    states: list[Any]
+    converged: bool
+
+    @property
+    def rise(self) -> float:
+        """Largest increase of the energy in a step, relative to its total change (0 if there is none)."""
+        change = max(float(np.abs(self.energies - self.energies[0]).max()), np.finfo(float).tiny)
+        return max(float(np.diff(self.energies).max()), 0.0) / change
+
+
+@dataclass(frozen=True, eq=False)
+class Steps:
+    """Runs from the largest to the smallest step, and the order between the last two.
+
+    Attributes
+    ----------
+    runs : one a step size
+    order : log(error ratio) / log(step ratio) of the two smallest steps, at the final time
+    fitted : slope of log error against log tau over all of them
+    """
+
+    runs: list[Run]
+    order: float
+    fitted: float
+
+    @property
+    def taus(self) -> Floats:
+        """Step sizes."""
+        return np.array([r.tau for r in self.runs])
+
+    @property
+    def errors(self) -> Floats:
+        """Distances to the flow at the final time."""
+        return np.array([r.gaps[-1] for r in self.runs])
+
+    @property
+    def converged(self) -> bool:
+        """Whether every inner problem converged."""
+        return all(r.converged for r in self.runs)
+
+    def orders(self) -> Floats:
+        """Order between each step size and the next."""
+        return np.diff(np.log(self.errors)) / np.diff(np.log(self.taus))
+
+
+def jko_steps(
+    structure: Any,
+    start: Measure,
+    t_end: float,
+    counts: Sequence[int],
+    *,
+    rtol: float,
+    progress: Progress = silent,
+) -> Steps:
+    """Run JKO with t_end / k as the step for each k in `counts`, and compare with the gradient flow.
+
+    Gaussians are compared in Bures-Wasserstein distance; particles, which both keep their labels, in the root
+    mean square distance of the tokens.
+    """
+    metric = gaussian_metric(structure) if isinstance(start, Gaussian) else structure.metric
+    compare = gap if isinstance(start, Gaussian) else labelled_gap
+    finest = np.unique(np.concatenate([_times(t_end, k) for k in counts]))
+    options: dict[str, Any] = {"rtol": rtol, "atol": 0.01 * rtol}
+    flow = gradient_flow(structure.energy, start, t_end, metric=metric, save_at=finest, **options)
+    runs: list[Run] = []
+    done, total = 0, sum(counts)
+    for k in counts:
+        steps = jko(structure.energy, start, t_end / k, k, metric=metric)
+        times = _times(t_end, k)
+        states: list[Any] = list(steps.states)
+        exact: list[Any] = [flow.states[m] for m in np.searchsorted(finest, times)]
+        energies = np.array([float(structure.energy.value(state)) for state in states])
+        converged = bool(np.all(steps.stats["converged"]))
+        runs.append(Run(t_end / k, times, energies, compare(states, exact), states, converged))
+        done += k
+        progress(f"JKO steps of {t_end / k:.3g}", done / total)
+    x = np.log([r.tau for r in runs])
+    y = np.log([max(r.gaps[-1], np.finfo(float).tiny) for r in runs])
+    order = float((y[-1] - y[-2]) / (x[-1] - x[-2]))
+    return Steps(runs, order, float(np.polyfit(x, y, 1)[0]))
+
+
+def labelled_gap(a: Sequence[Particles], b: Sequence[Particles]) -> Floats:
+    """Root mean square distance of the tokens of two clouds of equal weights and labels, (T,)."""
+    rows = []
+    for x, y in zip(a, b, strict=True):
+        square = (x.x_t.double() - y.x_t.double()).square().sum(-1)
+        rows.append(float((x.weights_t.double() * square).sum().sqrt()))
+    return np.array(rows)
+
+
+def _times(t_end: float, count: int) -> Floats:
+    times = t_end * (np.arange(count + 1) / count)
+    times[-1] = t_end
+    return times
