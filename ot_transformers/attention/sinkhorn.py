@@ -21,8 +21,8 @@ from ..errors import InvalidInput
 from ..measures import Particles
 from ..numerics.coupling import coupling_covariance_of_factor
 from ..numerics.sinkhorn import SinkhornResult, barycentre, sinkhorn
-from ..numerics.sinkhorn_accelerate import SecantPairs
 from ..numerics.sinkhorn_history import PotentialHistory
+from ..numerics.sinkhorn_kernel import SolverMemory
 from ..numerics.streaming import blockwise
 from ..numerics.tilted import safe_log
 from .base import Attention, Field, parameter
@@ -134,7 +134,7 @@ class SinkhornAttention(Attention):
         history = PotentialHistory()
 
         def velocity(x: Tensor, weights: Tensor) -> Tensor:
-            result = self.solve(x, weights, history.guess(x, weights), history.pairs)
+            result = self.solve(x, weights, history.guess(x, weights), history.memory)
             history.add(x, weights, result)
             return self._velocity(result, x)
 
@@ -145,11 +145,11 @@ class SinkhornAttention(Attention):
         x: Tensor,
         weights: Tensor,
         warm: tuple[Tensor, Tensor] | None = None,
-        pairs: SecantPairs | None = None,
+        memory: SolverMemory | None = None,
     ) -> SinkhornResult:
         """The coupling of the cloud with itself: potentials, marginal errors, value (trusts its caller)."""
         A = cast_like(self.A, x, "A")
-        options: dict[str, Any] = {"tol": self.tol, "max_iter": self.max_iter, "warm": warm, "pairs": pairs}
+        options: dict[str, Any] = {"tol": self.tol, "max_iter": self.max_iter, "warm": warm, "memory": memory}
         return sinkhorn(x, weights, x, weights, A, self.eps, symmetric=self._symmetric, **options)
 
     @property

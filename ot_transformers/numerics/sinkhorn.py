@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from ..errors import InvalidInput
-from .sinkhorn_accelerate import SecantPairs
 from .sinkhorn_core import Job, run
 from .sinkhorn_implicit import attach_potentials, dual_value, soft_average
-from .sinkhorn_kernel import Problem, gauge
+from .sinkhorn_kernel import Problem, SolverMemory, gauge
 from .sinkhorn_support import check_total_support
 
 __all__ = ["SinkhornResult", "barycentre", "sinkhorn"]
@@ -62,7 +61,7 @@ def sinkhorn(
     warm: tuple[Tensor, Tensor] | None = None,
     mask: Tensor | None = None,
     symmetric: bool = False,
-    pairs: SecantPairs | None = None,
+    memory: SolverMemory | None = None,
 ) -> SinkhornResult:
     """Solve min over couplings pi of (a, b) of E_pi[-y^T A x] + eps KL(pi | a x b).
 
@@ -87,8 +86,8 @@ def sinkhorn(
         Pairs that may be coupled; must have total support.
     symmetric : bool
         The caller knows that (y, b) is (x, a) and A symmetric: one potential serves both sides.
-    pairs : SecantPairs, optional
-        What earlier solves of the same flow have learnt of the Jacobian; used, and written to.
+    memory : SolverMemory, optional
+        What earlier solves of the same flow leave behind; used, and written to.
 
     Returns
     -------
@@ -122,7 +121,7 @@ def sinkhorn(
     start = None
     if warm is not None:
         start = (_flat(warm[0], a) / eps - shift_x).detach(), (_flat(warm[1], b) / eps - shift_y).detach()
-    job = Job(tol, max_iter, symmetric, mask, pairs)
+    job = Job(tol, max_iter, symmetric, mask, memory)
     phi, psi, mean, value, error_x, error_y = run(job, problem, start)
     if problem.differentiable:
         first, (phi, psi) = attach_potentials(problem, phi, psi)

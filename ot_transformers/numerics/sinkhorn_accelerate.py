@@ -2,40 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import torch
 from torch import Tensor
 
-from .sinkhorn_kernel import Kernel
+from .sinkhorn_kernel import Kernel, SolverMemory
 
-__all__ = ["Anderson", "SecantPairs", "newton_direction"]
+__all__ = ["Anderson", "newton_direction"]
 
 _MEMORY = 6
 _DIRECT_SIZE = 1024  # up to here the Newton system is factorised, above it is solved by conjugate gradients
 _CG_STEPS = 200
 
 
-@dataclass
-class SecantPairs:
-    """Differences of h and of rho: what a solve has learnt of the Jacobian, for the next one along a flow."""
-
-    dh: list[Tensor] = field(default_factory=list)
-    drho: list[Tensor] = field(default_factory=list)
-
-    def fit(self, like: Tensor) -> bool:
-        """Whether the pairs belong to a problem of this shape."""
-        return all(t.shape == like.shape and t.dtype == like.dtype for t in self.dh)
-
-
 class Anderson:
     """Anderson mixing of h -> h + rho(h), a history for each batch member, least squares weighted by b."""
 
-    def __init__(self, b: Tensor, pairs: SecantPairs | None = None) -> None:
+    def __init__(self, b: Tensor, memory: SolverMemory | None = None) -> None:
         self._root = b.sqrt()
         self._last: tuple[Tensor, Tensor] | None = None
-        self._pairs = pairs if pairs is not None and pairs.fit(b) else SecantPairs()
-        self._memory = _MEMORY if pairs is None else 2 * _MEMORY
+        self._pairs = memory if memory is not None and memory.pairs_fit(b) else SolverMemory()
+        self._memory = _MEMORY if memory is None else 2 * _MEMORY
 
     def propose(self, h: Tensor, rho: Tensor, restart: Tensor) -> Tensor:
         """Return the next h from (h, rho); members in `restart` (B,) forget and take the plain step."""

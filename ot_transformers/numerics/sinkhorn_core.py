@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from ..errors import NotConverged
-from .sinkhorn_accelerate import SecantPairs
-from .sinkhorn_kernel import Kernel, Problem, gauge, scaling_limit
+from .sinkhorn_kernel import Kernel, Problem, SolverMemory, gauge, scaling_limit
 from .sinkhorn_solve import Solution, solve, spread
 
 __all__ = ["Job", "run"]
@@ -29,7 +28,7 @@ class Job:
     max_iter: int
     symmetric: bool
     mask: Tensor | None
-    pairs: SecantPairs | None = None
+    memory: SolverMemory | None = None
     converged: bool = field(default=False, init=False)
     n_iter: int = field(default=0, init=False)
     errors: tuple[float, float] = field(default=(float("nan"), float("nan")), init=False)
@@ -61,7 +60,7 @@ class _Solve(torch.autograd.Function):
         assert y is not None
         assert b is not None
         start = None if phi is None or psi is None else (phi, psi)
-        return _solve_in_chunks(job, Problem(x, a, y, b, job.mask), start)
+        return _solve_in_chunks(job, Problem(x, a, y, b, job.mask, job.memory or SolverMemory()), start)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -96,7 +95,7 @@ def _solve_in_chunks(job: Job, problem: Problem, start: tuple[Tensor, Tensor] | 
     for i in range(0, problem.x.shape[0], size):
         members = slice(i, i + size)
         warm = None if start is None else (start[0][members], start[1][members])
-        solution = solve(problem.take(members), job.tol, job.max_iter, warm, job.pairs)
+        solution = solve(problem.take(members), job.tol, job.max_iter, warm, job.memory)
         job.n_iter = max(job.n_iter, solution.n_iter)
         parts.append(_finish(solution, job.symmetric))
     out = tuple(torch.cat(t) if len(t) > 1 else t[0] for t in zip(*parts, strict=True))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .sinkhorn import SinkhornResult
-from .sinkhorn_accelerate import SecantPairs
+from .sinkhorn_kernel import SolverMemory
 
 __all__ = ["PotentialHistory"]
 
@@ -25,7 +25,7 @@ class PotentialHistory:
     def __init__(self) -> None:
         self._states: list[tuple[Tensor, Tensor, Tensor]] = []
         self._weights: Tensor | None = None
-        self.pairs = SecantPairs()
+        self.memory = SolverMemory()
 
     def add(self, x: Tensor, weights: Tensor, result: SinkhornResult) -> None:
         """Remember a solved state; one that did not converge empties the memory."""

@@ -9,18 +9,42 @@ with scalings u, v that stay near 1 because (phi, psi) are re-absorbed before th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-__all__ = ["KERNEL_BUDGET", "Kernel", "Problem", "gauge", "log_half_sweeps", "scaling_limit"]
+__all__ = ["KERNEL_BUDGET", "Kernel", "Problem", "SolverMemory", "gauge", "log_half_sweeps", "scaling_limit"]
 
 KERNEL_BUDGET = 2**29
 """Bytes that a dense kernel may take (n = 8,192 in float64). Above, blocks are recomputed: memory O(n d)."""
 
 _BLOCK_BYTES = 2**24  # large enough for the threads, small enough to stay in a shared cache between products
+
+
+@dataclass
+class SolverMemory:
+    """What a solve leaves to the next one along a flow: secant pairs, and the storage of the kernel.
+
+    One kernel is alive at a time, so that all kernels of a solve share the storage; fresh pages would cost as
+    much as filling them.
+    """
+
+    dh: list[Tensor] = field(default_factory=list)
+    drho: list[Tensor] = field(default_factory=list)
+    storage: Tensor | None = None
+
+    def pairs_fit(self, like: Tensor) -> bool:
+        """Whether the pairs belong to a problem of this shape."""
+        return all(t.shape == like.shape and t.dtype == like.dtype for t in self.dh)
+
+    def matrix(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        """Storage of this shape, the old one if it fits."""
+        old = self.storage
+        if old is None or old.shape != shape or old.dtype != like.dtype or old.device != like.device:
+            self.storage = old = like.new_empty(shape)
+        return old
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +56,7 @@ class Problem:
     y: Tensor
     b: Tensor
     mask: Tensor | None = None
+    memory: SolverMemory = field(default_factory=SolverMemory)
 
     def rows(self) -> list[slice]:
         """Slices of rows, small enough that a block stays in the cache."""
@@ -60,11 +85,13 @@ class Problem:
 
     def take(self, members: slice) -> Problem:
         """Some members of the batch."""
-        return Problem(self.x[members], self.a[members], self.y[members], self.b[members], self.mask)
+        return Problem(
+            self.x[members], self.a[members], self.y[members], self.b[members], self.mask, self.memory
+        )
 
     def heated(self, factor: float) -> Problem:
         """The same problem at eps * factor."""
-        return Problem(self.x / factor, self.a, self.y, self.b, self.mask)
+        return Problem(self.x / factor, self.a, self.y, self.b, self.mask, self.memory)
 
 
 def _carries_derivative(t: Tensor) -> bool:
@@ -110,7 +137,7 @@ class Kernel:
         self._has_zero = bool((problem.a == 0).any() or (problem.b == 0).any())
         self._dense: Tensor | None = None
         if problem.fits():
-            self._dense = phi.new_empty(*phi.shape, psi.shape[-1])
+            self._dense = problem.memory.matrix((*phi.shape, psi.shape[-1]), phi)
             for rows in self._rows:
                 self._fill(rows, self._dense[:, rows])
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from .coupling import coupling_covariance, quadratic_potential
-from .sinkhorn_accelerate import Anderson, SecantPairs, newton_direction
-from .sinkhorn_kernel import Kernel, Problem, gauge, log_half_sweeps, scaling_limit
+from .sinkhorn_accelerate import Anderson, newton_direction
+from .sinkhorn_kernel import Kernel, Problem, SolverMemory, gauge, log_half_sweeps, scaling_limit
 
 __all__ = ["Solution", "gaussian_potentials", "solve", "spread"]
 
@@ -75,13 +75,13 @@ def solve(
     tol: float,
     max_iter: int,
     warm: tuple[Tensor, Tensor] | None = None,
-    pairs: SecantPairs | None = None,
+    memory: SolverMemory | None = None,
 ) -> Solution:
     """Iterate until the L1 error of the column sums is <= tol in every member, or max_iter sweeps."""
     n_iter = 0
     if warm is None:
         warm, n_iter = _cool(problem)
-    last = _iterate(problem, warm, tol, max(1, max_iter - n_iter), pairs)
+    last = _iterate(problem, warm, tol, max(1, max_iter - n_iter), memory)
     return replace(last, n_iter=last.n_iter + n_iter)
 
 
@@ -168,11 +168,11 @@ def _iterate(
     warm: tuple[Tensor, Tensor],
     tol: float,
     max_iter: int,
-    pairs: SecantPairs | None = None,
+    memory: SolverMemory | None = None,
 ) -> Solution:
     limit = scaling_limit(problem.b.dtype)
     kernel, point = _start(problem, warm)
-    best, anderson = point, Anderson(problem.b, pairs)
+    best, anderson = point, Anderson(problem.b, memory)
     checkpoint, n_iter = best.error, 1
     newton, rest = False, _PATIENCE
     while True:

@@ -199,7 +199,7 @@ def test_float32_is_as_good_as_its_rounding(eps: float) -> None:
 
 
 def test_tokens_that_only_see_themselves() -> None:
-    """At small eps the coupling falls apart into parts with a gauge each; the symmetric answer stays finite."""
+    """At small eps the coupling falls apart into parts with a gauge each; f = g stays finite."""
     x = torch.from_numpy(np.random.default_rng(0).normal(size=(50, 200)))
     w = torch.full((50,), 0.02, dtype=torch.float64)
     r = sinkhorn(x, w, x, w, torch.eye(200, dtype=torch.float64), 1e-2, symmetric=True)
