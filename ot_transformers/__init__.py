@@ -34,6 +34,7 @@ from .measures import AffineVelocity, Gaussian, GridMeasure, Particles, Position
 from .metrics import (
     BuresWasserstein,
     ConditionalWasserstein,
+    TwistedWasserstein,
     Wasserstein,
     bures_barycenter,
     bures_distance,
@@ -49,6 +50,7 @@ from .models import Head, load_head, load_tokens
 __version__ = "0.1.0"
 
 __all__ = [
+    "TwistedWasserstein",
     "BuresWasserstein",
     "bures_barycenter",
     "bures_distance",

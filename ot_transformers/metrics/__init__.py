@@ -16,6 +16,7 @@ from .bures import (
 from .bures_wasserstein import BuresWasserstein
 from .conditional import ConditionalWasserstein
 from .coupling import sinkhorn_coupling
+from .twisted import TwistedWasserstein
 from .wasserstein import Wasserstein
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "Geodesic",
     "Metric",
     "ProximalResult",
+    "TwistedWasserstein",
     "Wasserstein",
     "bures_barycenter",
     "bures_barycenter_result",

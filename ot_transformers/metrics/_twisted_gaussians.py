@@ -1,0 +1,184 @@
+"""The twisted metric restricted to Gaussians and affine velocities: paths of (mean, factor), horizontal lifts."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.integrate import solve_ivp
+from torch import Tensor
+
+from ..errors import InvalidInput, NotConverged
+from ..numerics.bures import align
+from ..numerics.paths import Path, shortest_path
+from ..numerics.twisted import gaussian_log_speed
+from ..spd import symmetrise
+
+__all__ = ["check_domain", "gaussian_exp", "gaussian_path", "horizontal", "metric_form", "split"]
+
+
+def split(z: Tensor, d: int) -> tuple[Tensor, Tensor]:
+    """(..., d + d r) -> mean (..., d), factor (..., d, r)."""
+    return z[..., :d], z[..., d:].reshape(*z.shape[:-1], d, -1)
+
+
+def join(m: Tensor, L: Tensor) -> Tensor:
+    """Mean and factor as one flat vector."""
+    return torch.cat([m, L.flatten(-2)], -1)
+
+
+def check_domain(m: Tensor, L: Tensor, A: Tensor, name: str) -> None:
+    """Reject Gaussians at which G is not integrable."""
+    _, inside = gaussian_log_speed(m, L, torch.zeros_like(m), torch.zeros_like(L), A, torch.eye(m.shape[-1]).to(m))
+    if not bool(inside):
+        raise InvalidInput(
+            f"{name} lies outside the domain I - S^(1/2) A^T S A S^(1/2) > 0 of the twisted metric: E G is infinite"
+        )
+
+
+def metric_form(m: Tensor, L: Tensor, A: Tensor, Dinv: Tensor) -> Tensor:
+    """The matrix of the metric on velocities (dm, dL) as flat vectors, (d + d r, d + d r)."""
+    d = m.shape[-1]
+    k = d + L.numel()
+    basis = torch.eye(k, dtype=m.dtype, device=m.device)
+
+    def square(z: Tensor) -> Tensor:
+        dm, dL = split(z, d)
+        log_g, _ = gaussian_log_speed(
+            m.expand(*z.shape[:-1], d), L.expand(*z.shape[:-1], *L.shape), dm, dL, A, Dinv
+        )
+        return torch.exp(log_g)
+
+    diagonal = square(basis)
+    pairs = square(basis.unsqueeze(0) + basis.unsqueeze(1))
+    form = 0.5 * (pairs - diagonal.unsqueeze(0) - diagonal.unsqueeze(1))
+    return torch.where(basis.bool(), torch.diag(diagonal), form)
+
+
+def skew_basis(d: int, like: Tensor) -> Tensor:
+    """A basis of skew r x r matrices, (d (d - 1) / 2, d, d)."""
+    i, j = torch.triu_indices(d, d, 1)
+    K = torch.zeros(len(i), d, d, dtype=like.dtype, device=like.device)
+    n = torch.arange(len(i))
+    K[n, i, j], K[n, j, i] = 1.0, -1.0
+    return K
+
+
+def horizontal(m: Tensor, L: Tensor, dm: Tensor, dL: Tensor, A: Tensor, Dinv: Tensor) -> tuple[Tensor, Tensor]:
+    """The velocity of least speed with the same dm and dS: dL + L K, K skew, by a linear solve."""
+    K = skew_basis(L.shape[-1], L)
+    if K.shape[0] == 0:
+        return dm, dL
+    form = metric_form(m, L, A, Dinv)
+    vertical = join(torch.zeros(K.shape[0], m.shape[-1]).to(m), L @ K)
+    gram = vertical @ form @ vertical.mT
+    coefficients = torch.linalg.solve(gram, vertical @ form @ join(dm, dL))
+    return dm, dL - torch.einsum("k,kij->ij", coefficients, L @ K)
+
+
+def gaussian_path(
+    m0: Tensor, L0: Tensor, m1: Tensor, L1: Tensor, A: Tensor, Dinv: Tensor, tol: float, degrees: tuple[int, ...]
+) -> Path:
+    """Shortest path of (mean, factor) from (m0, L0) to the fibre {(m1, L1 O), O orthogonal}."""
+    d = m0.shape[-1]
+    target = align(L0, L1)
+    K = skew_basis(L0.shape[-1], L0)
+
+    def speed(points: Tensor, slopes: Tensor) -> Tensor:
+        log_g, inside = gaussian_log_speed(*split(points, d), *split(slopes, d), A, Dinv)
+        return torch.where(inside, log_g, torch.inf)
+
+    def turn(angles: Tensor) -> Tensor:
+        O = torch.matrix_exp(torch.einsum("k,kij->ij", angles, K))  # noqa: E741
+        return join(m1, target @ O)
+
+    start, end = join(m0, L0), join(m1, target)
+    size = float((end - start).norm())
+    scale = torch.full_like(start, max(size, 1e-300) / start.numel() ** 0.5)
+    path = shortest_path(
+        speed,
+        start,
+        end,
+        scale=scale,
+        tol=tol,
+        degrees=degrees,
+        turn=turn if K.shape[0] else None,
+        n_turn=K.shape[0],
+    )
+    if not path.converged:
+        warnings.warn(
+            f"twisted geodesic of Gaussians: relative error {path.error:.2e} > tol {tol:.1e}",
+            NotConverged,
+            stacklevel=4,
+        )
+    return path
+
+
+def gaussian_exp(
+    m: Tensor, L: Tensor, dm: Tensor, dL: Tensor, A: Tensor, Dinv: Tensor, rtol: float
+) -> tuple[Tensor, Tensor, float]:
+    """Geodesic of the restricted metric for unit time: mean, factor and relative drift of its energy.
+
+    The Lagrangian g / 2 in the flat coordinates q = (m, L): form(q) a = dL/dq - d/dt form(q) . q', all by
+    automatic differentiation; the initial velocity is made horizontal.
+    """
+    d = m.shape[-1]
+    dm, dL = horizontal(m, L, dm, dL, A, Dinv)
+
+    def energy(q: Tensor, v: Tensor) -> Tensor:
+        log_g, inside = gaussian_log_speed(*split(q, d), *split(v, d), A, Dinv)
+        return 0.5 * torch.exp(torch.where(inside, log_g, torch.nan))
+
+    momentum: Callable[..., Tensor] = torch.func.grad(energy, argnums=1)
+
+    def acceleration(q: Tensor, v: Tensor) -> Tensor:
+        form = metric_form(*split(q, d), A, Dinv)
+        force = torch.func.grad(energy, argnums=0)(q, v)
+        _, change = torch.func.jvp(lambda z: momentum(z, v), (q,), (v,))
+        return torch.linalg.solve(form, force - change)
+
+    def rhs(_: float, y: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        q, v = torch.from_numpy(y).to(m).reshape(2, -1)
+        return torch.cat([v, acceleration(q, v)]).double().cpu().numpy()
+
+    q0, v0 = join(m, L), join(dm, dL)
+    if not bool((v0 != 0).any()):
+        return m, L, 0.0
+    y0 = torch.cat([q0, v0]).double().cpu().numpy()
+    run = solve_ivp(rhs, (0.0, 1.0), y0, method="DOP853", rtol=rtol, atol=rtol * 1e-3 * np.abs(y0).max())
+    if run.status != 0 or not np.all(np.isfinite(run.y[:, -1])):
+        raise InvalidInput(
+            f"tangent leads out of the space at t = {run.t[-1]:.4g} < 1: the twisted space of Gaussians is not complete"
+        )
+    q1, v1 = torch.from_numpy(run.y[:, -1]).to(m).reshape(2, -1)
+    before, after = float(energy(q0, v0)), float(energy(q1, v1))
+    return (*split(q1, d), abs(after / before - 1))
+
+
+def affine_of(m: Tensor, L: Tensor, dm: Tensor, dL: Tensor) -> tuple[Tensor, Tensor]:
+    """The field x -> dm + M (x - m) with M L = dL, for regular square L."""
+    del m
+    return dm, torch.linalg.solve(L.mT, dL.mT).mT
+
+
+def riesz(mean: Tensor, cov: Tensor, g: Tensor, H: Tensor, A: Tensor, D: Tensor) -> tuple[Tensor, Tensor]:
+    """The affine field (b, M) with Z E<D^{-1}(b + M(x-m)), w + N(x-m)> = g.w + 2 tr(H N S) for all (w, N).
+
+    With S' = (I - S N_A)^{-1} S the covariance of the tilted law, N_A = A S A, and delta = S' (A + N_A) m its
+    mean minus m: M = D (2 H (I - S N_A) - g ((A + N_A) m)^T) / Z, b = D g / Z - M delta; no inverse of S.
+    """
+    from ..numerics.tilted import tilted_gaussian
+
+    law = tilted_gaussian(mean, cov, A)
+    N = symmetrise(A @ cov @ A)
+    eye = torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device)
+    q = ((A + N) @ mean.unsqueeze(-1)).squeeze(-1)
+    z = torch.exp(-law.log_z)
+    M = z[..., None, None] * (D @ (2.0 * H @ (eye - cov @ N) - g.unsqueeze(-1) * q.unsqueeze(-2)))
+    delta = law.cov_x @ q.unsqueeze(-1)
+    b = z.unsqueeze(-1) * (D @ g.unsqueeze(-1)).squeeze(-1) - (M @ delta).squeeze(-1)
+    inside = law.inside
+    return torch.where(inside[..., None], b, 0.0), torch.where(inside[..., None, None], M, 0.0)

@@ -1,0 +1,490 @@
+"""The twisted Wasserstein distance d_{A,V}, in which softmax attention is a gradient flow."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..arrays import (
+    Array,
+    ArrayLike,
+    as_matrix,
+    as_scalar,
+    as_tensor,
+    cast_like,
+    check_choice,
+    check_positive,
+    check_psd,
+    check_symmetric,
+    common_kind,
+    describe,
+    to_kind,
+)
+from ..errors import InvalidInput, NotAGradientFlow, NotConverged
+from ..measures import AffineVelocity, Gaussian, Measure, Particles, as_measure, check_same_dim
+from ..numerics.structure import find_mobility
+from ..numerics.tilted import log_interaction
+from ..numerics.twisted import gaussian_log_speed, log_speed
+from ..spd import symmetrise
+from . import _twisted_gaussians as gaussians
+from . import _twisted_particles as clouds
+from ._twisted_proximal import proximal_twisted
+from .base import EnergyLike, Geodesic, Metric, ProximalResult
+
+__all__ = ["TwistedWasserstein"]
+
+_DRIFT = 1e-8
+
+
+class TwistedWasserstein(Metric):
+    r"""The twisted distance of the paper, for V = sign D A with A symmetric and D symmetric positive definite.
+
+    d(mu0, mu1)^2 = inf int_0^1 int <D^{-1} v_t, v_t> G_{mu_t} dmu_t dt over d/dt mu + div(mu v) = 0, with
+    G_mu(x) = E_y e^{x^T A y}.
+
+    On clouds, g_x(v, v) = sum_i w_i G_i <D^{-1} v_i, v_i>: empirical measures are totally geodesic. On
+    Gaussians velocities are restricted to affine ones, which gives an upper bound on the distance
+    (`quadrature_geodesic` gives the full one in d = 1 and 2).
+
+    Parameters
+    ----------
+    A, V : array (d, d)
+        As in `SoftmaxAttention`. D and the sign are found from them.
+    D : array (d, d), optional
+        Instead of V: the mobility, symmetric positive definite.
+    sign : +1 or -1
+        With D: V = sign D A.
+    tol : float
+        Relative error of lengths to reach.
+
+    Raises
+    ------
+    NotAGradientFlow
+        No such D exists; `.residual` says by how much.
+    InvalidInput
+        D not symmetric positive definite, A not symmetric where D is given, both V and D, or neither.
+
+    Notes
+    -----
+    The space is not complete for A < 0: infinity is at a finite distance (`line_diameter`: in d = 1 the line of
+    Dirac masses has length sqrt(2 pi / |a|) / sqrt(D)). Gaussians outside I - S^{1/2} A S A S^{1/2} > 0 have
+    infinite G and are rejected. Sums run in the log domain; a length beyond the floating range is inf, and
+    `geodesic(...).details["log_length"]` still tells it.
+
+    References
+    ----------
+    Castin, Ablin, Carrillo, Peyré, arXiv 2501.18322, section 3.
+
+    Examples
+    --------
+    >>> from ot_transformers import Particles
+    >>> metric = TwistedWasserstein(A=-1.0, V=-1.0)
+    >>> float(metric.distance(Particles([[-0.5]]), Particles([[2.0]]))).__round__(10)
+    1.6762132323
+    """
+
+    def __init__(
+        self,
+        A: ArrayLike,
+        V: ArrayLike | None = None,
+        *,
+        D: ArrayLike | None = None,
+        sign: int = 1,
+        tol: float = 1e-8,
+    ) -> None:
+        self._A, _ = as_matrix(A, "A", square=True)
+        if self._A.ndim != 2:
+            raise InvalidInput(f"A must be one matrix (d, d), got shape {tuple(self._A.shape)}")
+        if (V is None) == (D is None):
+            raise InvalidInput("give V or D, one of them")
+        self.tol = check_positive(tol, "tol")
+        self.dim = int(self._A.shape[-1])
+        self.kind = common_kind(A, V, D)
+        if D is not None:
+            check_symmetric(self._A, "A")
+            self._D, _ = as_matrix(D, "D", square=True)
+            check_psd(self._D, "D", definite=True)
+            if as_scalar(sign, "sign") not in (1.0, -1.0):
+                raise InvalidInput(f"sign must be +1 or -1, got {describe(sign)}")
+            self.sign, self.residual = int(sign), 0.0
+        else:
+            assert V is not None
+            v, _ = as_matrix(V, "V", square=True)
+            if v.shape != self._A.shape:
+                raise InvalidInput(f"V must have the shape of A {tuple(self._A.shape)}, got {tuple(v.shape)}")
+            dtype = torch.promote_types(v.dtype, self._A.dtype)
+            found = find_mobility(self._A.detach().to(dtype), v.detach().to(dtype))
+            if not found.residual <= torch.finfo(dtype).eps ** 0.5:
+                raise NotAGradientFlow(
+                    f"no symmetric positive definite D has V = sign D A with A symmetric: {found.reason}", found.residual
+                )
+            self._D, self.sign, self.residual = found.D, found.sign, found.residual
+        if self._D.shape != self._A.shape:
+            raise InvalidInput(f"D must have the shape of A {tuple(self._A.shape)}, got {tuple(self._D.shape)}")
+        self._A, self._D = symmetrise(self._A), symmetrise(self._D)
+
+    @property
+    def A(self) -> Array:
+        """The interaction matrix."""
+        return to_kind(self._A, self.kind)
+
+    @property
+    def D(self) -> Array:
+        """The mobility: V = sign D A."""
+        return to_kind(self._D, self.kind)
+
+    @property
+    def line_diameter(self) -> Array:
+        """Length sqrt(2 pi / |a|) of each eigenline of D^{1/2} A D^{1/2} through Dirac masses; inf for a >= 0.
+
+        In d = 1 this is the length of the line: sqrt(2 pi / |a|) / sqrt(D) for the scalars a and D.
+        """
+        w, U = torch.linalg.eigh(self._D)
+        root = (U * w.sqrt()) @ U.mT
+        a = torch.linalg.eigvalsh(root @ self._A @ root)
+        # Along e in coordinates D^{1/2} e: int e^{a s^2 / 2} ds, s the D^{-1} length.
+        length = torch.where(a < 0, (2 * math.pi / torch.where(a < 0, -a, 1.0)).sqrt(), torch.inf)
+        return to_kind(length, self.kind)
+
+    def _at(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        return cast_like(self._A, like, "A"), cast_like(self._D, like, "D")
+
+    def _pair(self, mu: Measure, nu: Measure) -> tuple[Measure, Measure]:
+        a, b = as_measure(mu, "mu"), as_measure(nu, "nu")
+        check_same_dim(a, b)
+        if a.dim != self.dim:
+            raise InvalidInput(f"mu has dimension {a.dim}, the metric acts on dimension {self.dim}")
+        if isinstance(a, Gaussian) != isinstance(b, Gaussian):
+            raise InvalidInput("mu and nu must be both Gaussians or both Particles")
+        return a, b
+
+    def distance(self, mu: Measure, nu: Measure) -> Array:
+        """d(mu, nu), not squared, (...); on Gaussians the restricted distance (an upper bound).
+
+        Members of a batch are computed one after another. Detached: no derivatives.
+        """
+        a, b = self._pair(mu, nu)
+        shape = torch.broadcast_shapes(a.batch_shape, b.batch_shape)
+        kind = common_kind(mu, nu, self)
+        if not shape:
+            return to_kind(torch.as_tensor(float(self._single(a, b).length), dtype=a.dtype), kind)
+        values = torch.empty(shape, dtype=a.dtype)
+        for index in np.ndindex(*shape):
+            values[index] = float(self._single(_member(a, index, shape), _member(b, index, shape)).length)
+        return to_kind(values.to(a.device), kind)
+
+    def geodesic(
+        self, mu: Measure, nu: Measure, *, matching: str = "optimal", max_degree: int = 64
+    ) -> Geodesic:
+        """Shortest path from mu to nu, its length with an error estimate.
+
+        Polynomial paths of doubling degree, minimised in length (see `numerics.paths`); the error is the
+        difference of the last two degrees.
+
+        Parameters
+        ----------
+        mu, nu : two clouds or two Gaussians, no batch
+        matching : "optimal" or "identity"
+            Clouds: "identity" keeps labels; "optimal" finds the matching (monotone in d = 1; else from an
+            assignment, improved by exchanges under the field of the path while they pay: a local minimum over
+            matchings). Clouds of different weights move along the pieces of the optimal W_2 plan.
+        max_degree : int
+            Largest degree of the path.
+        """
+        a, b = self._pair(mu, nu)
+        check_choice(matching, "matching", ("optimal", "identity"))
+        if a.batch_shape or b.batch_shape:
+            raise InvalidInput("mu and nu must be single measures for a geodesic, without batch dimensions")
+        return self._single(a, b, matching, max_degree)
+
+    def _single(self, a: Measure, b: Measure, matching: str = "optimal", max_degree: int = 64) -> Geodesic:
+        degrees = tuple(n for n in (4, 8, 16, 32, 64, 128) if n <= max(8, max_degree))
+        kind = common_kind(a, b, self)
+        if isinstance(a, Gaussian) and isinstance(b, Gaussian):
+            return self._between_gaussians(a, b, degrees, kind)
+        assert isinstance(a, Particles) and isinstance(b, Particles)
+        return self._between_clouds(a, b, matching, degrees, kind)
+
+    def _between_clouds(
+        self, a: Particles, b: Particles, matching: str, degrees: tuple[int, ...], kind: Any
+    ) -> Geodesic:
+        x, y = a.x_t.detach().double(), b.x_t.detach().double()
+        wx, wy = a.weights_t.detach().double(), b.weights_t.detach().double()
+        A, D = self._A.detach().double(), self._D.detach().double()
+        if x.shape == y.shape and bool((x == y).all()) and bool((wx == wy).all()):
+            return self._constant(a, kind)
+        Dinv = torch.linalg.inv(D)
+        path, x0, x1, w, details = clouds.matched_path(
+            x, wx, y, wy, A, Dinv, torch.linalg.cholesky(D), matching=matching, tol=self.tol, degrees=degrees
+        )
+        k, d = x0.shape
+        length = math.exp(path.log_length) if path.log_length < 709 else math.inf
+        error = path.error * length
+        if k == 1 and d == 1:
+            length = clouds.dirac_distance(float(A), float(D), float(x0), float(x1))
+            error = 1e-14 * length
+            details["closed_form"] = True
+
+        def speed(points: Tensor, slopes: Tensor) -> Tensor:
+            return log_speed(points.reshape(-1, k, d), slopes.reshape(-1, k, d), w, A, Dinv)
+
+        uniform = k == a.n and a.uniform
+
+        def at(t: float) -> Particles:
+            s = path.parameter(speed, as_scalar(t, "t"))
+            points = path.evaluate(s)[0].reshape(k, d).to(a.dtype)
+            return Particles.unchecked(points, None if uniform else w.to(a.dtype), kind)
+
+        details["initial_velocity"] = lambda: _initial(path, speed).reshape(k, d).to(a.dtype)
+        details["end"] = x1.to(a.dtype)
+        return Geodesic(length, error, path.converged or "closed_form" in details, at, details)
+
+    def _between_gaussians(self, a: Gaussian, b: Gaussian, degrees: tuple[int, ...], kind: Any) -> Geodesic:
+        A, D = self._A.detach().double(), self._D.detach().double()
+        m0, m1 = a.mean_t.detach().double(), b.mean_t.detach().double()
+        L0, L1 = (_square_factor(g.factor_t.detach().double()) for g in (a, b))
+        for m, L, name in ((m0, L0, "mu"), (m1, L1, "nu")):
+            gaussians.check_domain(m, L, A, name)
+        if bool((m0 == m1).all()) and bool((a.cov_t == b.cov_t).all()):
+            return self._constant(a, kind)
+        Dinv = torch.linalg.inv(D)
+        path = gaussians.gaussian_path(m0, L0, m1, L1, A, Dinv, self.tol, degrees)
+        d = self.dim
+
+        def speed(points: Tensor, slopes: Tensor) -> Tensor:
+            p, q = gaussians.split(points, d), gaussians.split(slopes, d)
+            return gaussian_log_speed(*p, *q, A, Dinv)[0]
+
+        def at(t: float) -> Gaussian:
+            m, L = gaussians.split(path.evaluate(path.parameter(speed, as_scalar(t, "t")))[0], d)
+            return Gaussian.unchecked(m.to(a.dtype), factor=L.to(a.dtype), kind=kind)
+
+        length = math.exp(path.log_length) if path.log_length < 709 else math.inf
+        details = {
+            "degrees": path.degrees,
+            "log_length": path.log_length,
+            "initial_velocity": lambda: _initial(path, speed),
+            "start": (m0, L0),
+            "upper_bound": True,
+        }
+        return Geodesic(length, path.error * length, path.converged, at, details)
+
+    def _constant(self, a: Measure, kind: Any) -> Geodesic:
+        del kind
+        shape = a.x_t.shape if isinstance(a, Particles) else (self.dim * (1 + self.dim),)
+        zero = torch.zeros(shape, dtype=a.dtype)
+        details: dict[str, Any] = {"initial_velocity": lambda: zero, "log_length": -math.inf, "degrees": ()}
+        if isinstance(a, Gaussian):
+            details["start"] = (a.mean_t.double(), _square_factor(a.factor_t.double()))
+        return Geodesic(0.0, 0.0, True, lambda t: a, details)
+
+    def quadrature_geodesic(self, mu: Gaussian, nu: Gaussian, *, nodes: tuple[int, ...] = (8, 12, 16)) -> Geodesic:
+        """The full (not restricted) distance of two Gaussians in d = 1 or 2, through Gauss-Hermite particles.
+
+        Both are replaced by the same n (or n x n) weighted nodes m + L z, matched by z; the distance of these
+        clouds tends to that of the Gaussians as n grows. The error is the difference of the last two n plus that
+        of the path. `details["lengths"]` has all of them.
+
+        Raises
+        ------
+        InvalidInput
+            d > 2, fewer than two node counts, or Gaussians outside the domain.
+        """
+        a, b = self._pair(mu, nu)
+        if not (isinstance(a, Gaussian) and isinstance(b, Gaussian)) or self.dim > 2 or a.batch_shape:
+            raise InvalidInput("mu and nu must be single Gaussians in dimension 1 or 2")
+        if len(nodes) < 2:
+            raise InvalidInput(f"nodes must hold at least two counts, got {nodes}")
+        from ..numerics.bures import align
+
+        L0 = _square_factor(a.factor_t.detach().double())
+        L1 = align(L0, _square_factor(b.factor_t.detach().double()))
+        for g, L, name in ((a, L0, "mu"), (b, L1, "nu")):
+            gaussians.check_domain(g.mean_t.detach().double(), L, self._A.double(), name)
+        found = []
+        for n in nodes:
+            z, w = _hermite(n, self.dim)
+            start = Particles(a.mean_t.detach().double() + z @ L0.mT, w)
+            end = Particles(b.mean_t.detach().double() + z @ L1.mT, w)
+            found.append(self.geodesic(start, end, matching="identity"))
+        lengths = [float(g.length) for g in found]
+        error = abs(lengths[-1] - lengths[-2]) + float(found[-1].error)
+        details = {**found[-1].details, "lengths": lengths, "nodes": tuple(nodes)}
+        return Geodesic(lengths[-1], error, found[-1].converged, found[-1].at, details)
+
+    def exp(self, mu: Measure, tangent: Any) -> Measure:
+        """Follow the geodesic from mu with an initial velocity for unit time (Hamiltonian flow).
+
+        Parameters
+        ----------
+        mu : Particles or Gaussian, no batch
+        tangent : array (n, d) of velocities, or an `AffineVelocity` on a Gaussian
+
+        Raises
+        ------
+        InvalidInput
+            The geodesic leaves the space before unit time (it is not complete).
+
+        Notes
+        -----
+        The energy is conserved to 1e-8 relative, or a `NotConverged` warning says by how much it drifted.
+        """
+        a = as_measure(mu, "mu")
+        if a.batch_shape:
+            raise InvalidInput("mu must be a single measure, without batch dimensions")
+        if a.dim != self.dim:
+            raise InvalidInput(f"mu has dimension {a.dim}, the metric acts on dimension {self.dim}")
+        A, D = self._A.detach().double(), self._D.detach().double()
+        if isinstance(a, Gaussian):
+            if not isinstance(tangent, AffineVelocity):
+                raise InvalidInput(f"tangent must be an AffineVelocity on a Gaussian, got {describe(tangent)}")
+            m, L = a.mean_t.detach().double(), _square_factor(a.factor_t.detach().double())
+            gaussians.check_domain(m, L, A, "mu")
+            dL = tangent.M_t.detach().double() @ L
+            end, F, drift = gaussians.gaussian_exp(m, L, tangent.b_t.detach().double(), dL, A, torch.linalg.inv(D), 1e-11)
+            out: Measure = Gaussian.unchecked(end.to(a.dtype), factor=F.to(a.dtype), kind=common_kind(mu, self))
+        else:
+            v, _ = as_tensor(tangent, "tangent")
+            if v.shape != a.x_t.shape:
+                raise InvalidInput(f"tangent must have the shape of x {tuple(a.x_t.shape)}, got {tuple(v.shape)}")
+            x, drift = clouds.cloud_exp(a.x_t.detach().double(), v.detach().double(), a.weights_t.double(), A, D, 1e-11)
+            out = a.moved(x.to(a.dtype))
+        if drift > _DRIFT:
+            warnings.warn(f"twisted geodesic: energy drifted by {drift:.2e} relative", NotConverged, stacklevel=2)
+        return out
+
+    def log(self, mu: Measure, nu: Measure, *, matching: str = "optimal") -> Any:
+        """Initial velocity of the shortest path: array (n, d), or an `AffineVelocity` for Gaussians.
+
+        Its exponential is nu; |log|^2 in `inner` is the squared distance.
+
+        Raises
+        ------
+        InvalidInput
+            Clouds of different weights (their path splits particles), or singular Gaussians.
+        """
+        path = self.geodesic(mu, nu, matching=matching)
+        v = path.details["initial_velocity"]()
+        kind = common_kind(mu, nu, self)
+        a = as_measure(mu, "mu")
+        if isinstance(a, Gaussian):
+            m, L = path.details["start"]
+            dm, dL = gaussians.horizontal(m, L, *gaussians.split(v.double(), self.dim), self._A.double(), torch.linalg.inv(self._D.double()))
+            b, M = gaussians.affine_of(m, L, dm, dL)
+            return AffineVelocity(b.to(a.dtype), M.to(a.dtype), kind)
+        if v.shape != a.x_t.shape:
+            raise InvalidInput("mu and nu have different weights: their geodesic splits particles and has no log")
+        return to_kind(v, kind)
+
+    def inner(self, mu: Measure, v: Any, w: Any) -> Array:
+        """<v, w> at mu: sum_i w_i G_i <D^{-1} v_i, w_i>, or Z E<D^{-1} v, w> of affine fields on a Gaussian."""
+        a = as_measure(mu, "mu")
+        kind = common_kind(mu, v, w, self)
+        A, D = self._at(a.mean_t)
+        Dinv = torch.linalg.inv(D)
+        if isinstance(a, Gaussian):
+            L = a.factor_t
+
+            def square(b: Tensor, M: Tensor) -> Tensor:
+                log_g, inside = gaussian_log_speed(a.mean_t, L, b, M @ L, A, Dinv)
+                return torch.where(inside, torch.exp(log_g), torch.inf)
+
+            plus = square(v.b_t + w.b_t, v.M_t + w.M_t)
+            minus = square(v.b_t - w.b_t, v.M_t - w.M_t)
+            return to_kind(0.25 * (plus - minus), kind)
+        p, q = (as_tensor(t, name)[0].to(a.dtype) for t, name in ((v, "v"), (w, "w")))
+        log_g = log_interaction(a.x_t, a.weights_t, A)
+        return to_kind((a.weights_t * torch.exp(log_g) * (p @ Dinv * q).sum(-1)).sum(-1), kind)
+
+    def action(self, points: ArrayLike, weights: ArrayLike | None = None, *, n_quadrature: int = 4) -> Array:
+        """Action int_0^1 g(x', x') dt of the piecewise linear path through clouds (k + 1, n, d) at equal times.
+
+        By Gauss-Legendre quadrature on each of the k segments. Differentiable in the points.
+        """
+        x, kind = as_tensor(points, "points", ndim=3)
+        if x.shape[0] < 2 or x.shape[-1] != self.dim:
+            raise InvalidInput(f"points must be (k + 1, n, {self.dim}) with k >= 1, got shape {tuple(x.shape)}")
+        w = Particles(x[0], weights).weights_t
+        A, D = self._at(x)
+        s, quad = np.polynomial.legendre.leggauss(n_quadrature)
+        k = x.shape[0] - 1
+        step = x[1:] - x[:-1]
+        total = x.new_zeros(())
+        for si, wi in zip(0.5 * (s + 1), 0.5 * quad, strict=True):
+            log_g = log_speed(x[:-1] + si * step, k * step, w, A, torch.linalg.inv(D))
+            total = total + wi * torch.exp(log_g).mean()
+        return to_kind(total, kind)
+
+    def raw_particles_riesz(self, x: Tensor, weights: Tensor, gradient: Tensor) -> Tensor:
+        """D gradient_i / G_i."""
+        A, D = self._at(x)
+        return torch.exp(-log_interaction(x, weights, A)).unsqueeze(-1) * (gradient @ D)
+
+    def raw_particles_steepest(self, energy: EnergyLike, x: Tensor, weights: Tensor) -> Tensor:
+        """D grad / G, the quotient taken before either overflows."""
+        A, D = self._at(x)
+        log_g = log_interaction(x, weights, A)
+        return energy.raw_particles_gradient_scaled(x, weights, log_g) @ D
+
+    def raw_gaussian_riesz(self, mean: Tensor, cov: Tensor, g: Tensor, H: Tensor) -> tuple[Tensor, Tensor]:
+        """The gradient among affine fields; of -sign E_A it is minus the softmax closure."""
+        A, D = self._at(mean)
+        return gaussians.riesz(mean, cov, g, H, A, D)
+
+    def proximal(
+        self,
+        energy: EnergyLike,
+        mu: Measure,
+        tau: float,
+        *,
+        tol: float = 1e-9,
+        max_iter: int = 500,
+        warm_start: Measure | None = None,
+    ) -> ProximalResult:
+        """One JKO step; see `ot_transformers.metrics._twisted_proximal`."""
+        a = as_measure(mu, "mu")
+        if a.dim != self.dim:
+            raise InvalidInput(f"mu has dimension {a.dim}, the metric acts on dimension {self.dim}")
+        A, D = self._at(a.mean_t)
+        return proximal_twisted(energy, a, tau, A=A, D=D, tol=tol, max_iter=max_iter, warm_start=warm_start)
+
+
+def _initial(path: Any, speed: Any) -> Tensor:
+    """dx/dt at t = 0 in the parametrisation of constant speed."""
+    point, slope = path.evaluate(0.0)
+    log_s = float(speed(point.unsqueeze(0), slope.unsqueeze(0))[0])
+    return slope * math.exp(path.log_length - 0.5 * log_s)
+
+
+def _square_factor(L: Tensor) -> Tensor:
+    """A d x d factor of the same covariance."""
+    d, r = L.shape
+    if r == d:
+        return L
+    if r < d:
+        return torch.nn.functional.pad(L, (0, d - r))
+    return torch.linalg.qr(L.mT, mode="r").R.mT
+
+
+def _member(measure: Any, index: tuple[int, ...], shape: tuple[int, ...]) -> Any:
+    """Member of a batch under broadcasting."""
+    own = measure.batch_shape
+    if not own:
+        return measure
+    tail = index[len(shape) - len(own) :]
+    return measure[tuple(0 if n == 1 else i for i, n in zip(tail, own, strict=True))]
+
+
+def _hermite(n: int, d: int) -> tuple[Tensor, Tensor]:
+    """Nodes and weights for the standard normal law of R^d."""
+    x, w = np.polynomial.hermite_e.hermegauss(n)
+    w = w / w.sum()
+    if d == 1:
+        return torch.from_numpy(x[:, None].copy()), torch.from_numpy(w)
+    grid = np.stack(np.meshgrid(x, x, indexing="ij"), -1).reshape(-1, 2)
+    return torch.from_numpy(grid), torch.from_numpy(np.outer(w, w).reshape(-1))
