@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 
 from ..arrays import readable
+from ..forward_mode import nested_jvp
+from ..linalg import solve
 from ..spd import eigh_psd, sqrt_psd, symmetrise
 
 __all__ = [
@@ -102,7 +104,7 @@ def gaussian_self_transport(S: Tensor, B: Tensor) -> Tensor:
 def quadratic_potential(C: Tensor, N: Tensor) -> Tensor:
     """G = (I + N C)^(-1) N of g(y) = -eps y^T G y / 2 + const; it is C^(-1) - T^(-1) where T is regular."""
     eye = torch.eye(N.shape[-1], dtype=N.dtype, device=N.device)
-    return symmetrise(torch.linalg.solve(eye + N @ C, N))
+    return symmetrise(solve(eye + N @ C, N))
 
 
 def _coupling(T: Tensor, N: Tensor) -> Tensor:
@@ -135,6 +137,7 @@ class _Coupling(torch.autograd.Function):
         return Z, -symmetrise(C @ Z @ C)
 
     @staticmethod
+    @nested_jvp
     def jvp(ctx: Any, *grad_inputs: Any) -> Any:
         N, C = ctx.saved_tensors
         dT, dN = (torch.zeros_like(C) if t is None else symmetrise(t) for t in grad_inputs)
@@ -167,6 +170,7 @@ class _Transport(torch.autograd.Function):
         return g * gT, g * gN
 
     @staticmethod
+    @nested_jvp
     def jvp(ctx: Any, *grad_inputs: Any) -> Any:
         T, N = ctx.saved_tensors
         gradient = _transport_gradient(T, N)
@@ -226,6 +230,7 @@ class _Sylvester(torch.autograd.Function):
         return -2.0 * Y @ Z, Z
 
     @staticmethod
+    @nested_jvp
     def jvp(ctx: Any, *grad_inputs: Any) -> Any:
         W, Y = ctx.saved_tensors
         dW, dR = (torch.zeros_like(Y) if t is None else t for t in grad_inputs)
