@@ -17,9 +17,9 @@ from ..arrays import Kind, as_tensor, cast_like, common_kind, to_kind
 from ..errors import InvalidInput
 from ..measures import AffineVelocity, Gaussian, Measure, Particles, as_measure
 from ..metrics import BuresWasserstein, Wasserstein
+from ..numerics.twisted import Kernel, geodesic_acceleration, kernel_at
 from ..spd import eigh_psd, sqrt_psd, symmetrise, transfer
 from ._states import CloudState, GaussianState, State
-from ._twisted_geometry import Kernel, geodesic_acceleration, kernel_at
 from .twisted import twisted_parameters
 
 __all__ = ["Chart", "GaussianChart", "TwistedChart", "WassersteinChart", "chart_at"]
@@ -210,5 +210,7 @@ def chart_at(metric: Any, measure: Measure) -> tuple[Chart, Kind]:
         return (GaussianChart(mu, D) if isinstance(mu, Gaussian) else WassersteinChart(mu, D)), kind
     A, D = twisted_parameters(metric, mu.mean_t if isinstance(mu, Gaussian) else mu.x_t)
     if isinstance(mu, Gaussian):
-        raise InvalidInput("measure must be a cloud for the Hessian in the twisted metric, got a Gaussian")
+        from ._twisted_gaussian_chart import TwistedGaussianChart
+
+        return TwistedGaussianChart(mu, A, D), kind
     return TwistedChart(mu, A, D), kind

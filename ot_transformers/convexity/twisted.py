@@ -13,8 +13,9 @@ from torch import Tensor
 from ..arrays import ArrayLike, as_tensor, cast_like, common_kind
 from ..errors import InvalidInput, NotConverged
 from ..measures import Measure, Particles, as_particles, check_same_dim
+from ..metrics import TwistedWasserstein
+from ..numerics.twisted import geodesic_acceleration, kernel_at, twisted_square
 from ._states import CloudState, Path, State
-from ._twisted_geometry import geodesic_acceleration, kernel_at, twisted_square
 from .curves import Curve, over_times
 
 __all__ = ["TwistedGeodesic", "twisted_parameters"]
@@ -24,7 +25,7 @@ _RTOL = 1e-12
 
 def twisted_parameters(metric: Any, like: Tensor, name: str = "metric") -> tuple[Tensor, Tensor]:
     """A and D (d, d) of a twisted metric, of the dtype of the measure."""
-    if not (hasattr(metric, "A") and hasattr(metric, "D") and hasattr(metric, "sign")):
+    if not isinstance(metric, TwistedWasserstein):
         raise InvalidInput(f"{name} must be a TwistedWasserstein, got {type(metric).__name__}")
     A, D = (cast_like(torch.as_tensor(t), like, "A") for t in (metric.A, metric.D))
     if A.shape[-1] != like.shape[-1]:
