@@ -30,6 +30,18 @@ from .energies import (
     SquaredWasserstein,
 )
 from .errors import InvalidInput, NotAGradientFlow, NotConverged, NotGaussianPreserving, OTTransformersError
+from .flows import (
+    GradientStructure,
+    GridFlow,
+    Status,
+    Trajectory,
+    gradient_flow,
+    gradient_structure,
+    grid_jko,
+    jko,
+    jko_step,
+    solve,
+)
 from .measures import AffineVelocity, Gaussian, GridMeasure, Particles, PositionedParticles
 from .metrics import (
     BuresWasserstein,
@@ -50,6 +62,16 @@ from .models import Head, load_head, load_tokens
 __version__ = "0.1.0"
 
 __all__ = [
+    "GradientStructure",
+    "GridFlow",
+    "Status",
+    "Trajectory",
+    "gradient_flow",
+    "gradient_structure",
+    "grid_jko",
+    "jko",
+    "jko_step",
+    "solve",
     "TwistedWasserstein",
     "BuresWasserstein",
     "bures_barycenter",

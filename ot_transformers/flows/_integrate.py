@@ -2,7 +2,8 @@
 
 The Runge-Kutta method and the step size controller are torchode's; the loop around them is here because it
 lands on save times exactly, stops members one by one (converged, blown up, out of steps) without disturbing
-the others, and follows the growth rate that tells a blow-up from exponential growth.
+the others, and shortens steps with the growth rate, so that they are even in the rescaled time
+d tau = (1 + rho) dt in which a blow-up lies at infinity.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ import torch
 import torchode
 from torch import Tensor
 
+from ._blow_up import Growth
+
 __all__ = ["BLOWN_UP", "CONVERGED", "OUT_OF_STEPS", "RUNNING", "Run", "integrate"]
 
 RUNNING, CONVERGED, BLOWN_UP, OUT_OF_STEPS = 0, 1, 2, 3
-_STEEP = 1e8
-"""rho * t beyond which growth is a blow-up: exponential growth overflows at rho t = 700."""
 _RANGE = {torch.float64: 1e140, torch.float32: 1e17}
 """States larger than this (their squares still finite) leave the floating range."""
 
@@ -59,11 +60,11 @@ def integrate(
     rtol: float,
     atol: float,
     max_steps: int,
+    blocks: list[Tensor],
+    scale: Callable[[Tensor], Tensor],
     converged: Callable[[Tensor, Tensor], Tensor] | None = None,
-    turn: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
     alive: Tensor | None = None,
     progress: Callable[[float], None] | None = None,
-    origin: float = 0.0,
 ) -> Run:
     """Integrate dy/dt = field(t (B,), y (B, n)) from save[0] to save[-1].
 
@@ -73,28 +74,25 @@ def integrate(
     y0 : Tensor (B, n)
     save : increasing times, the first is the initial one
     rtol, atol : floats
-        Local error per step <= atol * rms(y0 member) + rtol * |y|, root mean square over features.
+        Local error per step <= atol * scale(y) + rtol * |y|, root mean square over features.
     max_steps : int
+    blocks : index tensors of the parts of y with growth rates of their own
+    scale : callable y (B, n) -> (B, n), the sizes that `atol` refers to
     converged : callable (y, dy/dt) -> (B,) bool, optional
         Members for which it holds stop there.
-    turn : callable (y, dy/dt, which (B,)) -> (y, dy/dt), optional
-        Change of gauge of the state of some members, called when they have grown a thousandfold.
     alive : (B,) bool, optional
         Members to integrate; the others stay.
-    origin : float
-        Time from which growth is counted (start of the flow when this is a later piece of it).
     """
     B = y0.shape[0]
     grid = torch.tensor(list(save), dtype=torch.float64, device=y0.device)
     end = grid[-1].expand(B)
     t = grid[0].expand(B).clone()
+    tiny = 1e3 * torch.finfo(y0.dtype).tiny
     term = torchode.ODETerm(field, with_stats=False)
     method = torchode.Tsit5(term=term)
-    control = torchode.IntegralController(atol=atol, rtol=rtol, term=term)
-    size = y0.detach().square().mean(-1, keepdim=True).sqrt()
-    tiny = torch.finfo(y0.dtype).tiny
-    control.atol = (atol * size).clamp_min(1e3 * tiny)  # scale-aware, per member
+    control = torchode.PIDController(atol=atol, rtol=rtol, pcoeff=0.3, icoeff=0.4, dcoeff=0.0, term=term)
     control.rtol = torch.tensor(rtol, dtype=y0.dtype, device=y0.device)
+    control.atol = (atol * scale(y0.detach())).clamp_min(tiny)
     problem = torchode.InitialValueProblem(y0, t_start=t, t_end=end)
     stats: dict[str, Any] = {}
     dt, c_state, f0 = control.init(term, problem, method.convergence_order(), None, stats=stats, args=None)
@@ -102,9 +100,8 @@ def integrate(
     evaluations = 2
     code = torch.zeros(B, dtype=torch.long, device=y0.device)
     running = torch.ones(B, dtype=torch.bool, device=y0.device) if alive is None else alive.clone()
-    growth = _Growth(t, y0, state.prev_vf1)
+    growth = Growth(t, y0, state.prev_vf1, blocks)
     y, index = y0, torch.ones(B, dtype=torch.long, device=y0.device)
-    turned = y0.detach().abs().amax(-1)
     ys: list[Tensor] = [y0] + [y0] * (len(grid) - 1)
     n_steps = torch.zeros_like(code)
     n_accepted = torch.zeros_like(code)
@@ -119,75 +116,42 @@ def integrate(
         step = torch.where(running, torch.where(clipped, left, dt), 0.0)
         result, _, new_state, _ = method.step(term, running, y, t, step, state, stats=stats, args=None)
         evaluations += 6
-        accept, dt_next, new_control, _ = control.adapt_step_size(t, step, y, result, c_state, stats)
-        finite = torch.isfinite(result.y.detach()).all(-1) & torch.isfinite(new_state.prev_vf1.detach()).all(-1)
+        control.atol = (atol * scale(y.detach())).clamp_min(tiny)
+        with torch.no_grad():
+            accept, dt_next, new_control, _ = control.adapt_step_size(t, step, y, result, c_state, stats)
+        finite = torch.isfinite(result.y.detach()).all(-1) & torch.isfinite(new_state.prev_vf1.detach()).all(
+            -1
+        )
         accept = accept & finite & running
-        dt_next = torch.where(finite, dt_next.detach().to(torch.float64), 0.1 * step)
+        dt_next = torch.where(finite, dt_next.to(torch.float64), 0.1 * step)
         y = torch.where(accept.unsqueeze(-1), result.y, y)
         state = method.merge_states(accept, new_state, state)
-        c_state = control.merge_states(running, new_control, c_state)
+        c_state = control.merge_states(running & finite, new_control, c_state)
         landed = accept & clipped
         t = torch.where(landed, target, torch.where(accept, t + step, t))
         # A clipped step says nothing against the step that was planned.
-        dt = torch.where(running, torch.where(landed, torch.maximum(dt, dt_next), dt_next), dt)
+        dt_next = torch.where(landed, torch.maximum(dt, dt_next), dt_next)
+        dt = torch.where(running, dt_next / growth.update(accept, t, y, state.prev_vf1), dt)
         n_steps, n_accepted = n_steps + running, n_accepted + accept
-        growth.update(accept, t, y, state.prev_vf1)
-        if turn is not None:
-            reach = y.detach().abs().amax(-1)
-            grown = accept & (reach > 1e3 * turned)
-            if bool(grown.any()):
-                y, f = turn(y, state.prev_vf1, grown)
-                state = type(state)(state.tableau, f)
-                turned = torch.where(grown, reach, turned)
         for i in torch.unique(index[landed]).tolist():
             here = (landed & (index == i)).unsqueeze(-1)
             ys[i] = torch.where(here, y, ys[i])
         index = index + landed
-        steep = accept & (growth.rate * (t - origin) > _STEEP)
-        code = torch.where(running & steep, BLOWN_UP, code)
+        steep = running & growth.blown_up(end)
+        code = torch.where(steep, BLOWN_UP, code)
         wide = accept & (y.detach().abs().amax(-1) > _RANGE[y.dtype])
-        stuck = (n_steps >= max_steps) | (step <= 4e-16 * t.abs()) & ~landed
-        spent = running & ~steep & (wide | stuck)
-        code = torch.where(spent, OUT_OF_STEPS, code)
-        running = running & ~steep & ~spent & (index < len(grid))
+        stuck = (n_steps >= max_steps) | ((step <= 4e-16 * t.abs()) & ~landed)
+        running = running & ~steep & (index < len(grid))
+        spent = running & (wide | stuck)
+        code, running = torch.where(spent, OUT_OF_STEPS, code), running & ~spent
         if converged is not None:
             still = converged(y, state.prev_vf1) & running & accept
             code, running = torch.where(still, CONVERGED, code), running & ~still
         if progress is not None:
             progress(float(((t - grid[0]) / (grid[-1] - grid[0]).clamp_min(1e-300)).min()))
     for i in range(1, len(grid)):
-        frozen = (index <= i).unsqueeze(-1)
-        ys[i] = torch.where(frozen, y, ys[i])
-    blow_up, remainder = growth.extrapolate(code == BLOWN_UP)
+        ys[i] = torch.where((index <= i).unsqueeze(-1), y, ys[i])
+    blown = code == BLOWN_UP
+    remainder = torch.where(blown, growth.remainder(), 0.0)
+    blow_up = torch.where(blown, t + remainder, torch.inf)
     return Run(ys, code, t, blow_up, remainder, n_steps, n_accepted, evaluations)
-
-
-class _Growth:
-    """The relative growth rate rho = y . f / |y|^2 at the last two accepted points.
-
-    At a blow-up |y| ~ (t* - t)^{-alpha}, rho = alpha / (t* - t): 1/rho is linear in t and vanishes at t*.
-    """
-
-    def __init__(self, t: Tensor, y: Tensor, f: Tensor) -> None:
-        self.rate = self._rho(y, f)
-        self.before = (t, self.rate)
-        self.t = t
-
-    @staticmethod
-    def _rho(y: Tensor, f: Tensor) -> Tensor:
-        y, f = y.detach().double(), f.detach().double()
-        scale = y.abs().amax(-1, keepdim=True).clamp_min(1e-300)
-        z = y / scale
-        return (z * (f / scale)).sum(-1) / z.square().sum(-1).clamp_min(1e-300)
-
-    def update(self, accept: Tensor, t: Tensor, y: Tensor, f: Tensor) -> None:
-        rho = self._rho(y, f)
-        self.before = (torch.where(accept, self.t, self.before[0]), torch.where(accept, self.rate, self.before[1]))
-        self.t, self.rate = torch.where(accept, t, self.t), torch.where(accept, rho, self.rate)
-
-    def extrapolate(self, which: Tensor) -> tuple[Tensor, Tensor]:
-        slope = (1 / self.rate - 1 / self.before[1]) / (self.t - self.before[0]).clamp_min(1e-300)
-        good = which & (slope < 0)
-        remainder = torch.where(good, -1 / self.rate / torch.where(good, slope, -1.0), 1 / self.rate)
-        inf = torch.full_like(self.t, torch.inf)
-        return torch.where(which, self.t + remainder, inf), torch.where(which, remainder, 0.0)

@@ -1,4 +1,4 @@
-"""Measures as flat states of an ODE: batches of Gaussians through (mean, factor), clouds through their tokens."""
+"""Measures as flat states of an ODE: Gaussians through (mean, factor), clouds through their tokens."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ..arrays import Kind
 from ..measures import Gaussian, Measure, Particles
 
-__all__ = ["GaussianVelocity", "ParticleVelocity", "System"]
+__all__ = ["GaussianVelocity", "ParticleVelocity", "System", "of_kind"]
 
 GaussianVelocity = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """(mean (..., d), factor (..., d, r)) -> (b (..., d), M (..., d, d))."""
@@ -37,7 +38,10 @@ class System:
             # Parameters may bring batch dimensions that the measure does not have.
             self.batch_shape = tuple(torch.broadcast_shapes(measure.batch_shape, b.shape[:-1], M.shape[:-2]))
             d, r = measure.factor_t.shape[-2:]
-            m, L = measure.mean_t.expand(*self.batch_shape, d), measure.factor_t.expand(*self.batch_shape, d, r)
+            m, L = (
+                measure.mean_t.expand(*self.batch_shape, d),
+                measure.factor_t.expand(*self.batch_shape, d, r),
+            )
             state = torch.cat([m.unsqueeze(-1), L], -1)
         else:
             assert particles is not None
@@ -47,6 +51,23 @@ class System:
         self.shape = tuple(state.shape[-2:])
         self.y0 = state.reshape(-1, self.shape[0] * self.shape[1]).contiguous()
         self.weights = None if isinstance(measure, Gaussian) else measure.weights_t
+
+    def blocks(self) -> list[Tensor]:
+        """Indices of the features with a growth rate of their own: mean and factor, or all tokens."""
+        column = torch.arange(self.y0.shape[-1], device=self.y0.device) % self.shape[1]
+        if self._gaussian is None:
+            return [torch.arange(self.y0.shape[-1], device=self.y0.device)]
+        return [torch.nonzero(column == 0)[:, 0], torch.nonzero(column > 0)[:, 0]]
+
+    def scale(self, y: Tensor) -> Tensor:
+        """Root mean square of the current factor or mean, so that a vanishing factor keeps its digits."""
+        z = y.reshape(len(y), -1, *self.shape)
+        if self._gaussian is None:
+            return z.square().mean((-3, -2, -1)).sqrt().unsqueeze(-1).expand(y.shape)
+        factor = z[..., 1:].square().mean((-3, -2, -1)).sqrt()
+        mean = torch.maximum(z[..., 0].square().mean((-2, -1)).sqrt(), factor)
+        sizes = torch.cat([mean.unsqueeze(-1), factor.unsqueeze(-1).expand(-1, self.shape[1] - 1)], -1)
+        return sizes.repeat(1, y.shape[-1] // self.shape[1])
 
     def unpack(self, y: Tensor) -> Tensor:
         """State of batch shape: (..., d, 1 + r) for Gaussians, (..., n, d) for clouds."""
@@ -60,7 +81,8 @@ class System:
             b, M = self._gaussian(z[..., 0], L)
             dz = torch.cat([b.expand(*self.batch_shape, -1).unsqueeze(-1), M @ L], -1)
         else:
-            assert self._particles is not None and self.weights is not None
+            assert self._particles is not None
+            assert self.weights is not None
             dz = self._particles(z, self.weights)
         return dz.reshape(y.shape)
 
@@ -84,6 +106,10 @@ class System:
             out.append(full.reshape(y.shape))
         return out[0], out[1]
 
+    def velocity(self, t: float) -> Tensor:
+        """The velocity of the measure, in the shape of its state."""
+        return self.unpack(self.field(self.y0.new_full((len(self.y0),), t, dtype=torch.float64), self.y0))
+
     def measure(self, y: Tensor) -> Measure:
         """The measure of a state."""
         z = self.unpack(y)
@@ -95,12 +121,13 @@ class System:
     def at_rest(self, tol: float) -> Callable[[Tensor, Tensor], Tensor]:
         """The test of convergence |dS/dt| <= tol |S0|, |dm/dt| <= tol (|m0| + |S0|^{1/2}), per member.
 
-        For clouds: the root mean square speed against tol times the root mean square size.
+        For clouds: the rms speed against tol times the rms distance to the centroid at the start.
         """
         z0 = self.unpack(self.y0.detach())
         if self._gaussian is None:
             w = self._w()
-            size = (w * z0.square().sum(-1)).sum(-1).sqrt().reshape(-1)
+            centred = z0 - (w.unsqueeze(-1) * z0).sum(-2, keepdim=True)
+            size = (w * centred.square().sum(-1)).sum(-1).sqrt().reshape(-1)
 
             def clouds(y: Tensor, f: Tensor) -> Tensor:
                 speed = (w * self.unpack(f.detach()).square().sum(-1)).sum(-1).sqrt().reshape(-1)
@@ -122,3 +149,16 @@ class System:
     def _w(self) -> Tensor:
         assert self.weights is not None
         return self.weights
+
+
+def of_kind(measure: Measure, kind: Kind) -> Measure:
+    """The measure with answers of a kind."""
+    if measure.kind == kind:
+        return measure
+    if isinstance(measure, Gaussian):
+        # Copy through the parts that are there, so that a factor stays a factor.
+        cov = None if measure.has_factor else measure.cov_t
+        return Gaussian.unchecked(measure.mean_t, cov, measure.factor_t, kind)
+    moved: Particles = measure.moved(measure.x_t)
+    object.__setattr__(moved, "kind", kind)
+    return moved

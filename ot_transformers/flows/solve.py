@@ -9,10 +9,11 @@ from ..arrays import ArrayLike, common_kind, describe
 from ..attention import Attention, Schedule
 from ..energies import Energy
 from ..errors import InvalidInput, NotGaussianPreserving
-from ..measures import Gaussian, Measure, Particles, as_measure
-from ._drive import Options, drive
-from ._system import System
-from .trajectory import Trajectory
+from ..measures import Gaussian, Measure, as_measure
+from ._drive import drive
+from ._options import Options
+from ._system import System, of_kind
+from .trajectory import Trajectory, named
 
 __all__ = ["solve"]
 
@@ -45,15 +46,15 @@ def solve(
     measure : Gaussian, Particles, PositionedParticles, or an array (..., n, d)
     t_end : float > 0
     rtol, atol : float
-        Local error of a step <= rtol |y| + atol * (size of the initial state), rms over the member. float32:
-        not below 4e-6.
+        Local error of a step <= rtol |y| + atol * (present size of the mean, factor or cloud), rms over the
+        member. float32: not below 4e-6 and 4e-9.
     save_at : array (T,), optional
         Increasing times in [0, t_end]; default 65 equally spaced ones. The steps land on them exactly.
     max_steps : int
         Steps of a member at most; it then has status "step limit".
     stop_when_converged : bool
-        Stop a member once |dS/dt| <= converged_tol |S0| and |dm/dt| <= converged_tol (|m0| + |S0|^{1/2}) (clouds: rms
-        speed against rms size), per unit of time.
+        Stop a member once |dS/dt| <= converged_tol |S0| and |dm/dt| <= converged_tol (|m0| + |S0|^{1/2}),
+        per unit of time (clouds: rms speed against the rms distance to the centroid at the start).
     energy : Energy, or dict of them, optional
         Recorded at the save times in `.energies` (one Energy goes by the name "energy").
     progress : bool or callable
@@ -72,11 +73,13 @@ def solve(
 
     Notes
     -----
-    Blow-up. The adaptive step is proportional to the time left, so a finite-time blow-up is approached in a
-    few dozen steps, as it would be in a rescaled time. With rho = <y, dy/dt> / |y|^2, a flow has blown up when
-    rho t > 1e8 (exponential growth leaves the floating range at rho t < 700); 1/rho is then linear in t and its
-    zero is the blow-up time. `blow_up_error` is the distance to the same number at 32 times looser
-    tolerances, plus the extrapolated time: several times the true error for a method of order 5.
+    Blow-up. Steps are even in the rescaled time d tau = (1 + rho) dt, rho = <y, dy/dt> / |y|^2 the relative
+    growth rate (of the mean or the factor, whichever is larger), in which a blow-up lies at infinity. A flow
+    has blown up when rho t > 1e9 while 1/rho falls linearly; exponential growth leaves the floating range at
+    rho t < 700, with 1/rho constant. `blow_up_time` is the zero of 1/rho, computed once more at 32 times
+    tighter tolerances; `blow_up_error` is the distance between the two numbers plus the extrapolated time:
+    about 31 times the error of the better one for a method whose error is proportional to the tolerance.
+    A blow-up beyond t_end is not looked for: such a flow is "completed".
 
     References
     ----------
@@ -97,24 +100,13 @@ def solve(
     opts = Options(t_end, rtol, atol, save_at, max_steps, stop_when_converged, converged_tol, progress)
     if isinstance(mu, Gaussian) and not attention.preserves_gaussians:
         raise NotGaussianPreserving(
-            f"{type(attention).__name__} does not keep Gaussian laws Gaussian: flow particles, measure.sample(n)"
+            f"{type(attention).__name__} does not keep Gaussian laws Gaussian: flow measure.sample(n)"
         )
-    mu = _of_kind(mu, common_kind(mu, attention))
+    mu = of_kind(mu, common_kind(mu, attention))
     jumps = attention.jumps if isinstance(attention, Schedule) else ()
     if isinstance(attention, Schedule):
         attention.at(opts.t_end)  # a schedule that ends before t_end says so now
     return drive(_systems(attention), mu, opts, jumps, named(energy))
-
-
-def named(energy: Energy | Mapping[str, Energy] | None) -> dict[str, Energy]:
-    """A dict of energies to record."""
-    if energy is None:
-        return {}
-    if isinstance(energy, Energy):
-        return {"energy": energy}
-    if isinstance(energy, Mapping) and all(isinstance(e, Energy) for e in energy.values()):
-        return dict(energy)
-    raise InvalidInput(f"energy must be an Energy or a dict of them, got {describe(energy)}")
 
 
 def _systems(attention: Attention) -> Callable[[Measure, float, float], System]:
@@ -137,7 +129,7 @@ def _system(attention: Attention, measure: Measure) -> System:
 
 
 class _TimeDependent(System):
-    """Parameters that vary continuously: the members of a batch are one state, so that they share their time."""
+    """Parameters that vary continuously: the members of a batch are one state and share their time."""
 
     def __init__(self, schedule: Schedule, measure: Measure, start: float) -> None:
         first = _system(schedule.at(start), measure)
@@ -153,15 +145,3 @@ class _TimeDependent(System):
     def at_rest(self, tol: float) -> Any:
         """Convergence means little while parameters move: never."""
         return None
-
-
-def _of_kind(measure: Measure, kind: Any) -> Measure:
-    if measure.kind == kind:
-        return measure
-    if isinstance(measure, Gaussian):
-        # Copy through the parts that are there, so that a factor stays a factor.
-        cov = None if measure.has_factor else measure.cov_t
-        return Gaussian.unchecked(measure.mean_t, cov, measure.factor_t, kind)
-    moved: Particles = measure.moved(measure.x_t)
-    object.__setattr__(moved, "kind", kind)
-    return moved

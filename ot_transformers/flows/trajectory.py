@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..arrays import as_scalar
+from ..arrays import as_scalar, describe
+from ..energies import Energy
 from ..errors import InvalidInput
 from ..measures import Gaussian, Measure, Particles, PositionedParticles
 
-__all__ = ["Status", "Trajectory"]
+__all__ = ["Status", "Trajectory", "named"]
 
 
 class Status(StrEnum):
@@ -47,6 +48,8 @@ class Trajectory:
     last_times : float or array
         Time of the last state reached.
     energies : dict of name -> (T, ...) arrays
+    energy_rates : dict of name -> (T, ...) arrays
+        dE/dt of each, from its gradient and the velocity.
     stats : dict, solver statistics
     warnings : tuple of str
     """
@@ -58,6 +61,7 @@ class Trajectory:
     blow_up_error: Any
     last_times: Any
     energies: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict)
+    energy_rates: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict)
     stats: Mapping[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     resume: Callable[[Measure, float, float], Measure] | None = None
@@ -103,9 +107,11 @@ class Trajectory:
             "blow_up_time": np.asarray(self.blow_up_time, dtype=float),
             "blow_up_error": np.asarray(self.blow_up_error, dtype=float),
             "last_times": np.asarray(self.last_times, dtype=float),
-            "stats": json.dumps({k: v for k, v in self.stats.items() if isinstance(v, int | float | str)}),
+            "stats": json.dumps({k: v for k, v in self.stats.items() if _plain(v)}),
             "warnings": np.array(list(self.warnings), dtype=str),
             **{f"energy_{name}": np.asarray(v) for name, v in self.energies.items()},
+            **{f"rate_{name}": np.asarray(v) for name, v in self.energy_rates.items()},
+            **{f"stats_{name}": np.asarray(v) for name, v in self.stats.items() if not _plain(v)},
             **_pack(self.states),
         }
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -134,17 +140,31 @@ class Trajectory:
             raise InvalidInput(f"path is not a trajectory file: {path} ({err})") from err
         if str(content.get("format", "")) != "ot_transformers trajectory 1":
             raise InvalidInput(f"path is not a trajectory file: {path}")
-        plain = {n: content[n] for n in ("blow_up_time", "blow_up_error", "last_times")}
+        blow_up, error, last = (
+            v if v.ndim else float(v)
+            for v in (content[n] for n in ("blow_up_time", "blow_up_error", "last_times"))
+        )
         status = content["status"]
         return cls(
             times=content["times"],
             states=_unpack(content),
             status=str(status) if status.ndim == 0 else status.astype(object),
-            **{n: v if v.ndim else float(v) for n, v in plain.items()},
-            energies={n.removeprefix("energy_"): v for n, v in content.items() if n.startswith("energy_")},
-            stats=json.loads(str(content["stats"])),
+            blow_up_time=blow_up,
+            blow_up_error=error,
+            last_times=last,
+            energies=_starting(content, "energy_"),
+            energy_rates=_starting(content, "rate_"),
+            stats={**json.loads(str(content["stats"])), **_starting(content, "stats_")},
             warnings=tuple(str(w) for w in content["warnings"]),
         )
+
+
+def _plain(value: Any) -> bool:
+    return isinstance(value, int | float | str)
+
+
+def _starting(content: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    return {name.removeprefix(prefix): v for name, v in content.items() if name.startswith(prefix)}
 
 
 def _pack(states: Sequence[Measure]) -> dict[str, np.ndarray[Any, Any]]:
@@ -177,3 +197,14 @@ def _unpack(data: Mapping[str, Any]) -> list[Measure]:
     else:
         first = Particles.unchecked(clouds[0], None if bool(data["uniform"]) else w, kind)
     return [first.moved(x) for x in clouds]
+
+
+def named(energy: Energy | Mapping[str, Energy] | None, name: str = "energy") -> dict[str, Energy]:
+    """A dict of energies to record."""
+    if energy is None:
+        return {}
+    if isinstance(energy, Energy):
+        return {"energy": energy}
+    if isinstance(energy, Mapping) and all(isinstance(e, Energy) for e in energy.values()):
+        return dict(energy)
+    raise InvalidInput(f"{name} must be an Energy or a dict of them, got {describe(energy)}")
