@@ -13,6 +13,7 @@ __all__ = ["Minimum", "lbfgs"]
 _MEMORY = 12
 _ARMIJO = 1e-4
 _HALVINGS = 40
+_PATIENCE = 15
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,14 +62,15 @@ def lbfgs(
     Notes
     -----
     Near the minimum differences of values are rounding: a step is then also accepted if the value rises by at
-    most a few ulp, and the best point by gradient norm is kept.
+    most a few ulp, and the best point by gradient norm is kept. Stops where neither value nor gradient norm
+    has improved for 15 iterations.
     """
     value, gradient = evaluate(y)
     best = Minimum(y, value, _norm(gradient), _norm(gradient) <= tolerance, 0)
     history: list[tuple[Tensor, Tensor, Tensor]] = []
     ulp = 4 * torch.finfo(y.dtype).eps
-    n_iter = 0
-    while n_iter < max_iter and not bool(best.converged.all()):
+    n_iter = stalled = 0
+    while n_iter < max_iter and stalled < _PATIENCE and not bool(best.converged.all()):
         n_iter += 1
         direction = -_inverse_hessian(history, gradient, scale)
         slope = (direction * gradient).sum(-1)
@@ -100,7 +102,11 @@ def lbfgs(
         rho = torch.where(usable, 1 / torch.where(usable, curvature, 1.0), 0.0)
         history = [*history[1 - _MEMORY :], (s, t, rho)]
         y, value, gradient = new_y, new_value, new_gradient
-        best = _better(best, y, value, _norm(gradient), tolerance)
+        last, best = best, _better(best, y, value, _norm(gradient), tolerance)
+        # An evaluation with noise (an inner iteration) leaves a floor below which no step helps.
+        lower = last.value - best.value > ulp * best.value.abs()
+        progress = ~last.converged & (lower | (best.gradient_norm < 0.9 * last.gradient_norm))
+        stalled = 0 if bool(progress.any()) else stalled + 1
     return Minimum(best.y, best.value, best.gradient_norm, best.converged, n_iter)
 
 
