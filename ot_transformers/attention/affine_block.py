@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..arrays import ArrayLike, as_tensor, cast_like, common_kind
+from ..arrays import ArrayLike, as_tensor, broadcast_batch, cast_like, common_kind
 from ..errors import InvalidInput
 from .base import Attention, parameter, spectral_norm
 from .bounds import AttentionBounds
@@ -38,9 +38,10 @@ class AffineBlock(Attention):
         self.c = shift.reshape(1) if shift.ndim == 0 else shift
         if self.c.shape[-1] != self.dim:
             raise InvalidInput(f"c has dimension {self.c.shape[-1]}, W acts on dimension {self.dim}")
+        self.batch_shape = broadcast_batch([self.W.shape[:-2], self.c.shape[:-1]], ["W", "c"])
         self.kind = common_kind(W, c)
 
-    def raw_rows(self, points: Tensor, x: Tensor, log_weights: Tensor) -> Tensor:
+    def raw_rows(self, points: Tensor, x: Tensor, weights: Tensor) -> Tensor:
         """W x + c."""
         W, c = cast_like(self.W, x, "W"), cast_like(self.c, x, "c")
         return points @ W.mT + c.unsqueeze(-2)

@@ -21,9 +21,8 @@ from ..arrays import (
     to_kind,
 )
 from ..errors import InvalidInput, NotGaussianPreserving
-from ..measures import AffineVelocity, Gaussian, Particles, as_gaussian, as_particles
+from ..measures import AffineVelocity, Gaussian, Measure, Particles, as_gaussian, as_particles
 from ..numerics.streaming import blockwise
-from ..numerics.tilted import safe_log
 from .bounds import AttentionBounds
 
 __all__ = ["Attention", "Field", "parameter", "score_matrix", "spectral_norm"]
@@ -42,24 +41,26 @@ class Attention(ABC):
     kind: Kind = "numpy"
     dim: int | None = None
     """Dimension of the tokens it acts on; None where any will do."""
+    batch_shape: tuple[int, ...] = ()
+    """Batch dimensions of the parameters, which broadcast with those of the measure."""
     maskable: ClassVar[bool] = True
     """Whether Gamma makes sense on a measure that depends on the point (`MaskedAttention`)."""
 
     @abstractmethod
-    def raw_rows(self, points: Tensor, x: Tensor, log_weights: Tensor) -> Tensor:
+    def raw_rows(self, points: Tensor, x: Tensor, weights: Tensor) -> Tensor:
         """Gamma at points (..., k, d) of measures sum_j w_ij delta_{x_j} that may differ from row to row.
 
-        `log_weights` is (..., 1, n) or (..., k, n), -inf for absent tokens; the weights of a row may sum to
-        less than 1 (masking restricts the measure without renormalising it). Returns (..., k, d).
+        `weights` is (..., 1, n) or (..., k, n), 0 for absent tokens; the weights of a row may sum to less
+        than 1 (masking restricts the measure without renormalising it). Returns (..., k, d).
         """
 
     def raw_velocity(self, x: Tensor, weights: Tensor) -> Tensor:
-        """Gamma_mu at the tokens of mu = sum_i w_i delta_{x_i}: (..., n, d), from tensors known to be right."""
+        """Gamma_mu at the tokens of mu = sum_i w_i delta_{x_i}, (..., n, d); trusts its caller."""
         return self.raw_field(x, x, weights)
 
     def raw_field(self, points: Tensor, x: Tensor, weights: Tensor) -> Tensor:
         """Gamma_mu at other points (..., k, d), streaming over blocks of points."""
-        return blockwise(self.raw_rows, (points,), (x, safe_log(weights).unsqueeze(-2)))
+        return blockwise(self.raw_rows, (points,), (x, weights.unsqueeze(-2)))
 
     def raw_affine(self, mean: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
         """(b, M) with Gamma_N(m, L L^T)(x) = b + M (x - m), from mean (..., d) and factor L (..., d, r)."""
@@ -88,7 +89,10 @@ class Attention(ABC):
         return type(self).raw_affine is not Attention.raw_affine
 
     def raw_causal(self, x: Tensor, weights: Tensor) -> Tensor | None:
-        """Gamma at token i of the measure restricted to tokens 0..i, in one call; None where there is none."""
+        """Gamma at token i of the measure restricted to tokens 0..i, where there is a faster way; else None.
+
+        The first weight is positive.
+        """
         return None
 
     def evaluator(self, particles: Particles | None = None) -> Field:
@@ -111,7 +115,7 @@ class Attention(ABC):
             Dimension or device that does not match the parameters.
         """
         p = as_particles(particles)
-        self._check_dim(p.dim, "particles")
+        self._check(p, "particles")
         return to_kind(self.evaluator(p)(p.x_t, p.weights_t), common_kind(p, self))
 
     def field(self, particles: Particles | ArrayLike, points: ArrayLike) -> Array:
@@ -123,9 +127,11 @@ class Attention(ABC):
             Dimension or device that does not match, or a kind that is defined at the tokens alone.
         """
         p = as_particles(particles)
-        self._check_dim(p.dim, "particles")
+        self._check(p, "particles")
         z, _ = as_tensor(points, "points", min_ndim=2)
-        self._check_dim(int(z.shape[-1]), "points")
+        if z.shape[-1] != p.dim:
+            raise InvalidInput(f"points has dimension {z.shape[-1]}, particles has dimension {p.dim}")
+        broadcast_batch([z.shape[:-2], p.batch_shape, self.batch_shape], ["points", "particles", "attention"])
         if z.device != p.device:
             raise InvalidInput(f"points is on device {z.device}, the measure on {p.device}: move one of them")
         value = self.raw_field(z.to(p.dtype), p.x_t, p.weights_t)
@@ -144,9 +150,13 @@ class Attention(ABC):
         if not self.preserves_gaussians:
             Attention.raw_affine(self, torch.empty(0), torch.empty(0))
         g = as_gaussian(gaussian)
-        self._check_dim(g.dim, "gaussian")
+        self._check(g, "gaussian")
         b, M = self.raw_affine(g.mean_t, g.factor_t)
         return AffineVelocity(b, M, common_kind(g, self))
+
+    def _check(self, measure: Measure, name: str) -> None:
+        self._check_dim(measure.dim, name)
+        broadcast_batch([measure.batch_shape, self.batch_shape], [name, type(self).__name__])
 
     def _check_dim(self, d: int, name: str) -> None:
         if self.dim is not None and self.dim != d:
@@ -179,13 +189,12 @@ def query_key(Q: ArrayLike, K: ArrayLike) -> tuple[Tensor, Tensor]:
     return q.to(dtype), k.to(dtype)
 
 
-def check_pair(A: Tensor, V: Tensor, name: str = "A") -> int:
-    """Check that the score matrix and V act on one dimension (and that batches broadcast); return it."""
+def check_pair(A: Tensor, V: Tensor, name: str = "A") -> tuple[int, tuple[int, ...]]:
+    """Check that the score matrix and V act on one dimension; return it and the common batch shape."""
     d = int(A.shape[-1])
     if V.shape[-1] != d:
         raise InvalidInput(f"{name} acts on dimension {d}, V on dimension {V.shape[-1]}")
-    broadcast_batch([A.shape[:-2], V.shape[:-2]], [name, "V"])
-    return d
+    return d, broadcast_batch([A.shape[:-2], V.shape[:-2]], [name, "V"])
 
 
 def spectral_norm(t: Tensor, name: str) -> float:

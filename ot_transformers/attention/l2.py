@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arrays import ArrayLike, cast_like, check_positive, common_kind
-from ..numerics.streaming import attend
+from ..arrays import ArrayLike, broadcast_batch, cast_like, check_positive, common_kind
+from ..numerics.streaming import attend, exponentials
 from .base import Attention, check_pair, parameter, query_key, spectral_norm
 from .bounds import AttentionBounds
 
@@ -45,7 +45,9 @@ class L2Attention(Attention):
     def __init__(self, Q: ArrayLike, K: ArrayLike, V: ArrayLike) -> None:
         self.Q, self.K = query_key(Q, K)
         self.V, _ = parameter(V, "V")
-        self.dim, self.kind = check_pair(self.K, self.V, "K"), common_kind(Q, K, V)
+        self.dim, _ = check_pair(self.K, self.V, "K")
+        self.batch_shape = broadcast_batch([t.shape[:-2] for t in (self.Q, self.K, self.V)], ["Q", "K", "V"])
+        self.kind = common_kind(Q, K, V)
 
     @classmethod
     def from_qkv(cls, Q: ArrayLike, K: ArrayLike, V: ArrayLike, scale: Any = 1.0) -> L2Attention:
@@ -62,7 +64,17 @@ class L2Attention(Attention):
         return self.K.mT @ self.Q
 
     def raw_field(self, points: Tensor, x: Tensor, weights: Tensor) -> Tensor:
-        """Streaming: -|Qx - Ky|^2 is 2 <Qx - Kc, K(y - c)> - |K(y - c)|^2 up to a function of x."""
+        """Streaming, through the fused kernel."""
+        query, key, y, centre, V = self._centred(points, x, weights)
+        return (attend(query, key, y, weights) + centre) @ V.mT
+
+    def raw_causal(self, x: Tensor, weights: Tensor) -> Tensor | None:
+        """The fused kernel with a causal mask."""
+        query, key, y, centre, V = self._centred(x, x, weights)
+        return (attend(query, key, y, weights, causal=True) + centre) @ V.mT
+
+    def _centred(self, points: Tensor, x: Tensor, weights: Tensor) -> tuple[Tensor, ...]:
+        """-|Qx - Ky|^2 is 2 <Qx - Kc, K(y - c)> - |K(y - c)|^2 up to a function of x; c is the mean."""
         Q, K, V = (cast_like(t, x, n) for t, n in ((self.Q, "Q"), (self.K, "K"), (self.V, "V")))
         centre = (weights.unsqueeze(-1) * x).sum(-2, keepdim=True)
         y = x - centre
@@ -70,24 +82,27 @@ class L2Attention(Attention):
         query = 2.0 * (points @ Q.mT - centre @ K.mT)
         key = torch.cat([key, -key.square().sum(-1, keepdim=True)], -1)
         query = torch.cat([query, torch.ones_like(query[..., :1])], -1)
-        equal = weights.shape[-1] == 1 or weights.stride(-1) == 0
-        return (attend(query, key, y, None if equal else weights) + centre) @ V.mT
+        return query, key, y, centre, V
 
-    def raw_rows(self, points: Tensor, x: Tensor, log_weights: Tensor) -> Tensor:
+    def raw_rows(self, points: Tensor, x: Tensor, weights: Tensor) -> Tensor:
         """V times the barycentre of each row."""
-        Q, K, V = (cast_like(t, x, n) for t, n in ((self.Q, "Q"), (self.K, "K"), (self.V, "V")))
-        key = x @ K.mT
-        scores = 2.0 * (points @ Q.mT) @ key.mT - key.square().sum(-1).unsqueeze(-2)
-        return torch.softmax(scores + log_weights, -1) @ x @ V.mT
+        query, key, y, centre, V = self._centred(
+            points, x, x.new_full((), 1 / x.shape[-2]).expand(x.shape[:-1])
+        )
+        _, e = exponentials(query @ key.mT, weights)
+        return ((e @ y) / e.sum(-1, keepdim=True) + centre) @ V.mT
 
     def raw_affine(self, mean: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
         """(V (m + 2 P K^T (Q - K) m), 2 V P K^T Q)."""
         Q, K, V = (cast_like(t, factor, n) for t, n in ((self.Q, "Q"), (self.K, "K"), (self.V, "V")))
         KL = K @ factor
-        gram = KL.mT @ KL
-        eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
-        # P K^T = L (I + 2 (KL)^T KL)^{-1} (KL)^T, no S^{-1}; Cholesky keeps its digits where L has graded columns.
-        PKt = factor @ torch.cholesky_solve(KL.mT, torch.linalg.cholesky(eye + 2.0 * gram))
+        r = KL.shape[-1]
+        eye = torch.eye(r, dtype=KL.dtype, device=KL.device).expand(*KL.shape[:-2], r, r)
+        # P K^T = L (R^T R)^{-1} (KL)^T with R^T R = I + 2 (KL)^T KL, no S^{-1}. R by QR: forming the product
+        # squares the condition, and a large covariance then loses the directions without growth.
+        R = torch.linalg.qr(torch.cat([eye, math.sqrt(2.0) * KL], -2)).R
+        inner = torch.linalg.solve_triangular(R.mT, KL.mT, upper=False)
+        PKt = factor @ torch.linalg.solve_triangular(R, inner, upper=True)
         m = mean.unsqueeze(-1)
         b = V @ (m + 2.0 * PKt @ (Q @ m - K @ m))
         return b.squeeze(-1), 2.0 * V @ PKt @ Q

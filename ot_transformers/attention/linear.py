@@ -13,6 +13,8 @@ from .bounds import AttentionBounds
 
 __all__ = ["LinearAttention"]
 
+_CHUNK = 128
+
 
 class LinearAttention(Attention):
     r"""Gamma_mu(x) = V E[y y^T] A x, y ~ mu.
@@ -42,7 +44,8 @@ class LinearAttention(Attention):
     def __init__(self, A: ArrayLike, V: ArrayLike) -> None:
         self.A, _ = parameter(A, "A")
         self.V, _ = parameter(V, "V")
-        self.dim, self.kind = check_pair(self.A, self.V), common_kind(A, V)
+        self.dim, self.batch_shape = check_pair(self.A, self.V)
+        self.kind = common_kind(A, V)
 
     @classmethod
     def from_qkv(cls, Q: ArrayLike, K: ArrayLike, V: ArrayLike, scale: Any = 1.0) -> LinearAttention:
@@ -57,10 +60,23 @@ class LinearAttention(Attention):
         moment = (weights.unsqueeze(-1) * x).mT @ x
         return points @ (V @ moment @ A).mT
 
-    def raw_rows(self, points: Tensor, x: Tensor, log_weights: Tensor) -> Tensor:
+    def raw_causal(self, x: Tensor, weights: Tensor) -> Tensor | None:
+        """Blocks of tokens: the second moment of what came before, and the pairs within the block."""
+        A, V = cast_like(self.A, x, "A"), cast_like(self.V, x, "V")
+        query = x @ A.mT
+        moment = x.new_zeros(x.shape[-1], x.shape[-1])
+        parts = []
+        for i in range(0, x.shape[-2], _CHUNK):
+            q, y = query[..., i : i + _CHUNK, :], x[..., i : i + _CHUNK, :]
+            wy = weights[..., i : i + _CHUNK].unsqueeze(-1) * y
+            parts.append(q @ moment + (q @ y.mT).tril() @ wy)
+            moment = moment + y.mT @ wy
+        return torch.cat(parts, -2) @ V.mT
+
+    def raw_rows(self, points: Tensor, x: Tensor, weights: Tensor) -> Tensor:
         """V sum_j w_ij y_j (y_j^T A x_i)."""
         A, V = cast_like(self.A, x, "A"), cast_like(self.V, x, "V")
-        return (torch.exp(log_weights) * (points @ A.mT @ x.mT)) @ x @ V.mT
+        return (weights * (points @ A.mT @ x.mT)) @ x @ V.mT
 
     def raw_affine(self, mean: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
         """(M m, M) with M = V (S + m m^T) A."""

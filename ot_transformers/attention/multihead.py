@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from ..arrays import ArrayLike, cast_like, common_kind, describe
+from ..arrays import ArrayLike, broadcast_batch, cast_like, common_kind, describe
 from ..errors import InvalidInput
 from ..measures import Particles
 from .base import Attention, Field, parameter, spectral_norm
 from .bounds import AttentionBounds
+from .schedule import Schedule
 
 __all__ = ["MultiHeadAttention"]
 
@@ -43,6 +43,8 @@ class MultiHeadAttention(Attention):
         for h in heads:
             if not isinstance(h, Attention):
                 raise InvalidInput(f"heads must be attentions, got {describe(h)}")
+            if isinstance(h, Schedule):
+                raise InvalidInput("heads must not be schedules: make a Schedule of multi-head attentions")
         dims = {h.dim for h in heads if h.dim is not None}
         if len(dims) > 1:
             raise InvalidInput(f"heads must act on one dimension, got {sorted(dims)}")
@@ -50,38 +52,39 @@ class MultiHeadAttention(Attention):
         self.dim = next(iter(dims), None)
         self.outputs: tuple[Tensor, ...] | None = None
         if outputs is not None:
-            if len(outputs) != len(heads):
-                raise InvalidInput(f"outputs has {len(outputs)} matrices for {len(heads)} heads")
+            if not hasattr(outputs, "__len__") or len(outputs) != len(heads):
+                raise InvalidInput(
+                    f"outputs must be {len(heads)} matrices, one a head, got {describe(outputs)}"
+                )
             self.outputs = tuple(parameter(W, "outputs")[0] for W in outputs)
-            wrong = {int(W.shape[-1]) for W in self.outputs} - ({self.dim} if self.dim else set())
-            if wrong and self.dim is not None:
+            self.dim = int(self.outputs[0].shape[-1]) if self.dim is None else self.dim
+            wrong = {int(W.shape[-1]) for W in self.outputs} - {self.dim}
+            if wrong:
                 raise InvalidInput(f"outputs act on dimension {sorted(wrong)}, heads on {self.dim}")
-            self.dim = int(self.outputs[0].shape[-1])
-        self.kind = common_kind(*heads, *(outputs or ()))
+        batches = [h.batch_shape for h in heads] + [tuple(W.shape[:-2]) for W in self.outputs or ()]
+        names = [f"heads[{i}]" for i in range(len(heads))] + [f"outputs[{i}]" for i in range(len(heads))]
+        self.batch_shape = broadcast_batch(batches, names[: len(batches)])
+        self.kind = common_kind(*heads, *(() if outputs is None else outputs))
         self.maskable = all(h.maskable for h in heads)  # type: ignore[misc]
 
     def raw_velocity(self, x: Tensor, weights: Tensor) -> Tensor:
         """Sum over heads, each by its own fastest way."""
-        return self._sum([h.raw_velocity(x, weights) for h in self.heads])
+        return self.combine([h.raw_velocity(x, weights) for h in self.heads])
 
     def raw_field(self, points: Tensor, x: Tensor, weights: Tensor) -> Tensor:
         """Sum over heads."""
-        return self._sum([h.raw_field(points, x, weights) for h in self.heads])
+        return self.combine([h.raw_field(points, x, weights) for h in self.heads])
 
-    def raw_rows(self, points: Tensor, x: Tensor, log_weights: Tensor) -> Tensor:
+    def raw_rows(self, points: Tensor, x: Tensor, weights: Tensor) -> Tensor:
         """Sum over heads."""
-        return self._sum([h.raw_rows(points, x, log_weights) for h in self.heads])
+        return self.combine([h.raw_rows(points, x, weights) for h in self.heads])
 
     def raw_affine(self, mean: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
         """(sum_h W_h b_h, sum_h W_h M_h)."""
         pairs = [h.raw_affine(mean, factor) for h in self.heads]
-        b = self._sum([p[0].unsqueeze(-2) for p in pairs]).squeeze(-2)
-        if self.outputs is None:
-            return b, torch.stack(torch.broadcast_tensors(*(p[1] for p in pairs))).sum(0)
-        M = pairs[0][1].new_zeros(())
-        for W, (_, part) in zip(self.outputs, pairs, strict=True):
-            M = M + cast_like(W, part, "outputs") @ part
-        return b, M
+        b = self.combine([p[0].unsqueeze(-2) for p in pairs]).squeeze(-2)
+        # On transposes, W_h M_h is the combination of velocities.
+        return b, self.combine([p[1].mT for p in pairs]).mT
 
     @property
     def preserves_gaussians(self) -> bool:
@@ -91,7 +94,7 @@ class MultiHeadAttention(Attention):
     def evaluator(self, particles: Particles | None = None) -> Field:
         """The heads' evaluators, summed: each head keeps its own warm start."""
         fields = [h.evaluator(particles) for h in self.heads]
-        return lambda x, weights: self._sum([f(x, weights) for f in fields])
+        return lambda x, weights: self.combine([f(x, weights) for f in fields])
 
     def bounds(self, radius: float) -> AttentionBounds:
         """Sum of the heads' bounds, scaled by |W_h|."""
@@ -101,7 +104,8 @@ class MultiHeadAttention(Attention):
             total = total + h.bounds(radius).scaled(norm)
         return total
 
-    def _sum(self, parts: list[Any]) -> Tensor:
+    def combine(self, parts: list[Any]) -> Tensor:
+        """sum_h W_h v_h of the heads' velocities (..., n, d)."""
         total = None
         for i, part in enumerate(parts):
             if self.outputs is not None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
 
-from ..arrays import as_scalar, common_kind, describe
+from ..arrays import as_scalar, broadcast_batch, common_kind, describe
 from ..errors import InvalidInput
 from ..measures import Particles
 from .base import Attention, Field
@@ -34,7 +35,9 @@ class Schedule(Attention):
 
     Examples
     --------
+    >>> from ot_transformers import AffineBlock
     >>> layers = Schedule([AffineBlock(-1.0), AffineBlock(2.0)], times=[0.0, 0.5, 1.0])
+    >>> from ot_transformers import AffineBlock
     >>> layers.jumps, float(layers.at(0.7).W[0, 0])
     ((0.5,), 2.0)
     """
@@ -45,12 +48,12 @@ class Schedule(Attention):
         for layer in attentions:
             if not isinstance(layer, Attention) or isinstance(layer, Schedule):
                 raise InvalidInput(f"attentions must hold attentions, got {describe(layer)}")
-        bounds = [as_scalar(t, "times") for t in times]
+        bounds = _numbers(times, "times")
         if len(bounds) not in (len(attentions), len(attentions) + 1):
             raise InvalidInput(
-                f"times has {len(bounds)} entries for {len(attentions)} layers: give the start of each, or one more"
+                f"times has {len(bounds)} entries for {len(attentions)} layers: give the starts, or one more"
             )
-        if any(b <= a for a, b in zip(bounds[:-1], bounds[1:], strict=True)):
+        if any(b <= a for a, b in itertools.pairwise(bounds)):
             raise InvalidInput(f"times must be strictly increasing, got {bounds}")
         dims = {layer.dim for layer in attentions if layer.dim is not None}
         if len(dims) > 1:
@@ -61,19 +64,19 @@ class Schedule(Attention):
         self._end = bounds[n] if len(bounds) > n else None
         self._function: Callable[[float], Attention] | None = None
         self.dim, self.kind = next(iter(dims), None), common_kind(*attentions)
+        names = [f"attentions[{i}]" for i in range(n)]
+        self.batch_shape = broadcast_batch([layer.batch_shape for layer in attentions], names)
 
     @classmethod
     def from_function(cls, f: Callable[[float], Attention], jumps: Sequence[float] = ()) -> Schedule:
         """Parameters from a callable t -> Attention, smooth except at the times `jumps`."""
         if not callable(f):
             raise InvalidInput(f"f must be a callable t -> Attention, got {describe(f)}")
-        first = f(0.0)
-        if not isinstance(first, Attention):
-            raise InvalidInput(f"f must return an Attention, got {describe(first)}")
         self = cls.__new__(cls)
         self._layers, self._function, self._end = None, f, None
-        self._starts = tuple(sorted(as_scalar(t, "jumps") for t in jumps))
-        self.dim, self.kind = first.dim, first.kind
+        self._starts = tuple(sorted(_numbers(jumps, "jumps")))
+        first = self.at(0.0)
+        self.dim, self.kind, self.batch_shape = first.dim, first.kind, first.batch_shape
         return self
 
     @property
@@ -90,7 +93,12 @@ class Schedule(Attention):
             t before the first layer, or after the end of the last.
         """
         if self._function is not None:
-            return self._function(float(t))
+            now = self._function(float(t))
+            if not isinstance(now, Attention) or isinstance(now, Schedule):
+                raise InvalidInput(f"f must return an Attention, got {describe(now)} at t = {t:g}")
+            if self.dim is not None and now.dim not in (None, self.dim):
+                raise InvalidInput(f"f must keep its dimension {self.dim}, got {now.dim} at t = {t:g}")
+            return now
         assert self._layers is not None
         if t < self._starts[0] or (self._end is not None and t > self._end):
             end = "inf" if self._end is None else f"{self._end:g}"
@@ -112,9 +120,9 @@ class Schedule(Attention):
     def _first(self) -> Attention:
         return self.at(self._starts[0] if self._layers is not None else 0.0)
 
-    def raw_rows(self, points: Tensor, x: Tensor, log_weights: Tensor) -> Tensor:
+    def raw_rows(self, points: Tensor, x: Tensor, weights: Tensor) -> Tensor:
         """Those of the first layer: a schedule has a velocity only at a time, `schedule.at(t)`."""
-        return self._first().raw_rows(points, x, log_weights)
+        return self._first().raw_rows(points, x, weights)
 
     def raw_field(self, points: Tensor, x: Tensor, weights: Tensor) -> Tensor:
         """That of the first layer."""
@@ -135,3 +143,9 @@ class Schedule(Attention):
     def velocity(self, particles: Any) -> Any:
         """Velocity at the initial time."""
         return self._first().velocity(particles)
+
+
+def _numbers(values: Any, name: str) -> list[float]:
+    if isinstance(values, str) or not hasattr(values, "__iter__"):
+        raise InvalidInput(f"{name} must be a sequence of numbers, got {describe(values)}")
+    return [as_scalar(t, name) for t in values]

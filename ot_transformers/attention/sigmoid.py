@@ -45,7 +45,8 @@ class SigmoidAttention(Attention):
         self.A, _ = parameter(A, "A")
         self.V, _ = parameter(V, "V")
         self.bias = as_scalar(bias, "bias")
-        self.dim, self.kind = check_pair(self.A, self.V), common_kind(A, V)
+        self.dim, self.batch_shape = check_pair(self.A, self.V)
+        self.kind = common_kind(A, V)
 
     @classmethod
     def from_qkv(
@@ -56,11 +57,11 @@ class SigmoidAttention(Attention):
         self.kind = common_kind(Q, K, V)
         return self
 
-    def raw_rows(self, points: Tensor, x: Tensor, log_weights: Tensor) -> Tensor:
+    def raw_rows(self, points: Tensor, x: Tensor, weights: Tensor) -> Tensor:
         """V sum_j w_ij sigmoid(y_j^T A x_i + b) y_j."""
         A, V = cast_like(self.A, x, "A"), cast_like(self.V, x, "V")
         gates = torch.sigmoid(points @ A.mT @ x.mT + self.bias)
-        return (torch.exp(log_weights) * gates) @ x @ V.mT
+        return (weights * gates) @ x @ V.mT
 
     def bounds(self, radius: float) -> AttentionBounds:
         """|V| s R, |V||A| R^2 / 4 and |V| (s + |A| R^2 / 4), s = sigmoid(|A| R^2 + b)."""

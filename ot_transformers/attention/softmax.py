@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ..arrays import ArrayLike, cast_like, common_kind
-from ..numerics.streaming import attend
+from ..numerics.streaming import attend, exponentials
 from .base import Attention, check_pair, parameter, score_matrix, spectral_norm
 from .bounds import AttentionBounds
 
@@ -53,7 +52,8 @@ class SoftmaxAttention(Attention):
     def __init__(self, A: ArrayLike, V: ArrayLike) -> None:
         self.A, _ = parameter(A, "A")
         self.V, _ = parameter(V, "V")
-        self.dim, self.kind = check_pair(self.A, self.V), common_kind(A, V)
+        self.dim, self.batch_shape = check_pair(self.A, self.V)
+        self.kind = common_kind(A, V)
 
     @classmethod
     def from_qkv(cls, Q: ArrayLike, K: ArrayLike, V: ArrayLike, scale: Any = 1.0) -> SoftmaxAttention:
@@ -62,30 +62,27 @@ class SoftmaxAttention(Attention):
         self.kind = common_kind(Q, K, V)
         return self
 
-    def raw_velocity(self, x: Tensor, weights: Tensor) -> Tensor:
-        """Streaming, through the fused kernel."""
-        return self.raw_field(x, x, weights)
-
     def raw_field(self, points: Tensor, x: Tensor, weights: Tensor) -> Tensor:
         """Streaming, through the fused kernel."""
-        A, V = cast_like(self.A, x, "A"), cast_like(self.V, x, "V")
-        # Moving keys by c changes scores by a function of the query alone: centred keys have small scores.
-        centre = (weights.unsqueeze(-1) * x).sum(-2, keepdim=True)
-        y = x - centre
-        mean = attend(points @ A.mT, y, y, None if _equal(weights) else weights)
-        return (mean + centre) @ V.mT
+        query, y, centre, V = self._centred(points, x, weights)
+        return (attend(query, y, y, weights) + centre) @ V.mT
 
     def raw_causal(self, x: Tensor, weights: Tensor) -> Tensor | None:
         """The fused kernel with a causal mask."""
+        query, y, centre, V = self._centred(x, x, weights)
+        return (attend(query, y, y, weights, causal=True) + centre) @ V.mT
+
+    def raw_rows(self, points: Tensor, x: Tensor, weights: Tensor) -> Tensor:
+        """V times the softmax barycentre of each row."""
+        query, y, centre, V = self._centred(points, x, x.new_full((), 1 / x.shape[-2]).expand(x.shape[:-1]))
+        _, e = exponentials(query @ y.mT, weights)
+        return ((e @ y) / e.sum(-1, keepdim=True) + centre) @ V.mT
+
+    def _centred(self, points: Tensor, x: Tensor, weights: Tensor) -> tuple[Tensor, ...]:
+        """Centred keys: their scores are small, and differ by a function of the query alone."""
         A, V = cast_like(self.A, x, "A"), cast_like(self.V, x, "V")
         centre = (weights.unsqueeze(-1) * x).sum(-2, keepdim=True)
-        y = x - centre
-        return (attend(x @ A.mT, y, y, weights, causal=True) + centre) @ V.mT
-
-    def raw_rows(self, points: Tensor, x: Tensor, log_weights: Tensor) -> Tensor:
-        """V times the softmax barycentre of each row."""
-        A, V = cast_like(self.A, x, "A"), cast_like(self.V, x, "V")
-        return torch.softmax(points @ A.mT @ x.mT + log_weights, -1) @ x @ V.mT
+        return points @ A.mT, x - centre, centre, V
 
     def raw_affine(self, mean: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
         """(V (m + S A m), V S A)."""
@@ -99,8 +96,3 @@ class SoftmaxAttention(Attention):
         a, v = spectral_norm(self.A, "A"), spectral_norm(self.V, "V")
         u = a * radius**2
         return AttentionBounds(v * radius, v * u, v * (1 + 2 * u) * math.exp(2 * u))
-
-
-def _equal(weights: Tensor) -> bool:
-    """Whether the weights are one number broadcast over the tokens (so that they cancel)."""
-    return weights.shape[-1] == 1 or weights.stride(-1) == 0

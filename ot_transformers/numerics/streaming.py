@@ -8,7 +8,9 @@ in reverse mode each block is recomputed instead of stored.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,24 +18,35 @@ from torch.utils.checkpoint import checkpoint
 
 from .tilted import safe_log
 
-__all__ = ["BLOCK", "attend", "blockwise", "wants_derivative"]
+__all__ = ["BLOCK", "attend", "block_rows", "blockwise", "exponentials", "stream", "wants_derivative"]
 
 BLOCK = 1 << 21
-"""Pairs (times batch) whose scores are formed at once: 16 MB in float64."""
+"""Pairs (times batch) that are formed at once without streaming: 16 MB in float64."""
+
+STREAM = 1 << 19
+"""Pairs (times batch) of one block of a stream: it stays in cache, and its temporaries in a few MB."""
+
+Rows = Callable[..., Tensor]
 
 
 def wants_derivative(*tensors: Tensor) -> bool:
     """Whether a derivative may be asked for: autograd is recording, or a functorch transform is active."""
-    if any(torch._C._functorch.is_functorch_wrapped_tensor(t) for t in tensors):
-        return True
-    if torch.autograd.forward_ad._current_level >= 0:
+    if _in_transform() or torch.autograd.forward_ad._current_level >= 0:
         return True
     return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
 
 
-def blockwise(
-    function: Callable[..., Tensor], rows: tuple[Tensor, ...], others: tuple[Tensor, ...]
-) -> Tensor:
+def _in_transform() -> bool:
+    """Whether the caller is inside `torch.func` (a closed-over parameter may be the one that is wrapped)."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def block_rows(m: int, pairs: int) -> int:
+    """How many of m rows to take at once where all of them make `pairs` pairs (times batch)."""
+    return m if pairs <= BLOCK else max(1, m * STREAM // pairs)
+
+
+def blockwise(function: Rows, rows: tuple[Tensor, ...], others: tuple[Tensor, ...]) -> Tensor:
     """Apply `function(*row_blocks, *others)` to blocks of rows (dimension -2) and join the results.
 
     Parameters
@@ -44,22 +57,51 @@ def blockwise(
     others : tensors passed whole; the first has the keys (..., n, .) along dimension -2
     """
     m, n = rows[0].shape[-2], others[0].shape[-2]
-    pairs = rows[0].shape[:-2].numel() * m * n
-    if pairs <= BLOCK:
+    batch = torch.broadcast_shapes(rows[0].shape[:-2], others[0].shape[:-2])
+    step = block_rows(m, math.prod(batch) * m * n)
+    if step == m:
         return function(*rows, *others)
-    step = max(1, m * BLOCK // pairs)
-    recompute = any(t.requires_grad for t in (*rows, *others)) and torch.is_grad_enabled()
-    recompute = recompute and not any(
-        torch._C._functorch.is_functorch_wrapped_tensor(t) for t in (*rows, *others)
-    )
-    parts = []
-    for i in range(0, m, step):
-        block = tuple(t[..., i : i + step, :] for t in rows)
-        if recompute:
-            parts.append(checkpoint(function, *block, *others, use_reentrant=False))
-        else:
-            parts.append(function(*block, *others))
-    return torch.cat(parts, -2)
+    cuts = (tuple(t[..., i : i + step, :] for t in rows) for i in range(0, m, step))
+    return stream(function, ((*cut, *others) for cut in cuts), m)
+
+
+def stream(function: Rows, blocks: Iterator[tuple[Tensor, ...]], m: int) -> Tensor:
+    """Apply `function` to the arguments of one block of rows after the other; join to (..., m, r).
+
+    Recorded by autograd, each block but the first is recomputed in the backward pass instead of stored.
+    """
+    first = function(*next(blocks))
+    if wants_derivative(first):
+        run = function
+        if first.requires_grad and not _in_transform():
+            run = partial(checkpoint, function, use_reentrant=False, preserve_rng_state=False)
+        return torch.cat([first, *(run(*block) for block in blocks)], -2)
+    # Small results kept alive between the large temporaries of the blocks fragment the heap (900 MB at
+    # n = 16,384): each is copied and freed at once.
+    out = first.new_empty(*first.shape[:-2], m, first.shape[-1])
+    out[..., : first.shape[-2], :] = first
+    i = first.shape[-2]
+    for block in blocks:
+        part = function(*block)
+        out[..., i : i + part.shape[-2], :] = part
+        i += part.shape[-2]
+    return out
+
+
+def exponentials(scores: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """(c, e) with w_j e^{s_ij} = e^{c_i} e_ij, c (..., k, 1) without derivative and e (..., k, n) in range.
+
+    Parameters
+    ----------
+    scores : Tensor (..., k, n)
+    weights : Tensor (..., 1 or k, n)
+        Nonnegative, not all 0 in a row.
+    """
+    c = torch.where(weights > 0, scores, -torch.inf).detach().amax(-1, keepdim=True)
+    # w e^{s - c} has its derivative in w at w = 0 too, which e^{s + log w - c} loses. Only tokens of weight 0
+    # have s > c: the bound changes no value, it keeps inf * 0 out.
+    top = 0.5 * math.log(torch.finfo(scores.dtype).max)
+    return c, weights * torch.exp((scores - c).clamp_max(top))
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, weights: Tensor | None = None, *, causal: bool = False) -> Tensor:
@@ -75,26 +117,38 @@ def attend(q: Tensor, k: Tensor, v: Tensor, weights: Tensor | None = None, *, ca
     causal : bool
         Row i sees j <= i only (m = n; the first weight must be positive).
     """
-    if weights is not None:
-        q = torch.cat([q, torch.ones_like(q[..., :1])], -1)
-        k = torch.cat([k, safe_log(weights).unsqueeze(-1).expand(*k.shape[:-1], 1)], -1)
-    batch = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2])
+    if weights is not None and (weights.shape[-1] == 1 or weights.stride(-1) == 0):
+        weights = None  # one number broadcast over the tokens: it cancels
+    batch = torch.broadcast_shapes(
+        q.shape[:-2], k.shape[:-2], v.shape[:-2], () if weights is None else weights.shape[:-1]
+    )
     q, k, v = (t.expand(*batch, *t.shape[-2:]) for t in (q, k, v))
-    if not wants_derivative(q, k, v):
+    if not wants_derivative(q, k, v, *(() if weights is None else (weights,))):
+        if weights is not None:
+            log_w = safe_log(weights).unsqueeze(-1).expand(*batch, k.shape[-2], 1)
+            q, k = torch.cat([q, torch.ones_like(q[..., :1])], -1), torch.cat([k, log_w], -1)
         return _fused(q, k, v, causal)
-    if causal:
-        row = torch.arange(q.shape[-2], device=q.device, dtype=q.dtype).unsqueeze(-1).expand(*q.shape[:-1], 1)
-        return blockwise(_causal_rows, (q, row), (k, v))
-    return blockwise(_softmax_rows, (q,), (k, v))
+    if weights is None and not causal:
+        return blockwise(_softmax_average, (q,), (k, v))
+    w = k.new_ones(1, k.shape[-2]) if weights is None else weights.unsqueeze(-2)
+    if not causal:
+        return blockwise(_average, (q,), (k, v, w))
+    row = torch.arange(q.shape[-2], device=q.device).unsqueeze(-1)
+    return blockwise(_causal_average, (q, row), (k, v, w))
 
 
-def _softmax_rows(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def _softmax_average(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.softmax(q @ k.mT, -1) @ v
 
 
-def _causal_rows(q: Tensor, row: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    hidden = torch.arange(k.shape[-2], device=q.device) > row
-    return torch.softmax(torch.where(hidden, -torch.inf, q @ k.mT), -1) @ v
+def _average(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
+    _, e = exponentials(q @ k.mT, w)
+    return (e @ v) / e.sum(-1, keepdim=True)
+
+
+def _causal_average(q: Tensor, row: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
+    seen = torch.arange(k.shape[-2], device=q.device) <= row
+    return _average(q, k, v, torch.where(seen, w, 0.0))
 
 
 def _fused(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
