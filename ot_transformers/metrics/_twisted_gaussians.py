@@ -32,7 +32,9 @@ def join(m: Tensor, L: Tensor) -> Tensor:
 
 def check_domain(m: Tensor, L: Tensor, A: Tensor, name: str) -> None:
     """Reject Gaussians at which G is not integrable."""
-    _, inside = gaussian_log_speed(m, L, torch.zeros_like(m), torch.zeros_like(L), A, torch.eye(m.shape[-1]).to(m))
+    _, inside = gaussian_log_speed(
+        m, L, torch.zeros_like(m), torch.zeros_like(L), A, torch.eye(m.shape[-1]).to(m)
+    )
     if not bool(inside):
         raise InvalidInput(
             f"{name} lies outside the domain I - S^(1/2) A^T S A S^(1/2) > 0 of the twisted metric: E G is infinite"
@@ -67,7 +69,9 @@ def skew_basis(d: int, like: Tensor) -> Tensor:
     return K
 
 
-def horizontal(m: Tensor, L: Tensor, dm: Tensor, dL: Tensor, A: Tensor, Dinv: Tensor) -> tuple[Tensor, Tensor]:
+def horizontal(
+    m: Tensor, L: Tensor, dm: Tensor, dL: Tensor, A: Tensor, Dinv: Tensor
+) -> tuple[Tensor, Tensor]:
     """The velocity of least speed with the same dm and dS: dL + L K, K skew, by a linear solve."""
     K = skew_basis(L.shape[-1], L)
     if K.shape[0] == 0:
@@ -80,7 +84,14 @@ def horizontal(m: Tensor, L: Tensor, dm: Tensor, dL: Tensor, A: Tensor, Dinv: Te
 
 
 def gaussian_path(
-    m0: Tensor, L0: Tensor, m1: Tensor, L1: Tensor, A: Tensor, Dinv: Tensor, tol: float, degrees: tuple[int, ...]
+    m0: Tensor,
+    L0: Tensor,
+    m1: Tensor,
+    L1: Tensor,
+    A: Tensor,
+    Dinv: Tensor,
+    tol: float,
+    degrees: tuple[int, ...],
 ) -> Path:
     """Shortest path of (mean, factor) from (m0, L0) to the fibre {(m1, L1 O), O orthogonal}."""
     d = m0.shape[-1]
@@ -155,7 +166,8 @@ def gaussian_exp(
         )
     q1, v1 = torch.from_numpy(run.y[:, -1]).to(m).reshape(2, -1)
     before, after = float(energy(q0, v0)), float(energy(q1, v1))
-    return (*split(q1, d), abs(after / before - 1))
+    end, factor = split(q1, d)
+    return end, factor, abs(after / before - 1)
 
 
 def affine_of(m: Tensor, L: Tensor, dm: Tensor, dL: Tensor) -> tuple[Tensor, Tensor]:

@@ -25,7 +25,9 @@ _SWAPS = 4
 _SWAP_LIMIT = 256
 
 
-def cloud_exp(x: Tensor, v: Tensor, weights: Tensor, A: Tensor, D: Tensor, rtol: float) -> tuple[Tensor, float]:
+def cloud_exp(
+    x: Tensor, v: Tensor, weights: Tensor, A: Tensor, D: Tensor, rtol: float
+) -> tuple[Tensor, float]:
     """Follow the geodesic from x with velocity v for unit time: the end (n, d) and the relative energy drift.
 
     In (x, v) the geodesic equation involves only normalised weights, so nothing overflows; the Hamiltonian
@@ -89,7 +91,14 @@ def _chord_cost(
 
 
 def cloud_path(
-    x: Tensor, y: Tensor, weights: Tensor, A: Tensor, Dinv: Tensor, root: Tensor, tol: float, degrees: tuple[int, ...]
+    x: Tensor,
+    y: Tensor,
+    weights: Tensor,
+    A: Tensor,
+    Dinv: Tensor,
+    root: Tensor,
+    tol: float,
+    degrees: tuple[int, ...],
 ) -> Path:
     """Shortest path between labelled clouds (k, d)."""
     k, d = x.shape
@@ -201,7 +210,9 @@ def dirac_distance(a: float, D: float, x: float, y: float) -> float:
             tail = special.erfcx(c * near) - special.erfcx(c * far) * math.exp(c * c * (near**2 - far**2))
             log_value = math.log(0.5 * math.sqrt(math.pi) / c * tail) - (c * near) ** 2
         else:
-            log_value = math.log(0.5 * math.sqrt(math.pi) / c * (special.erf(c * high) - special.erf(c * low)))
+            log_value = math.log(
+                0.5 * math.sqrt(math.pi) / c * (special.erf(c * high) - special.erf(c * low))
+            )
     else:
         c = math.sqrt(0.5 * a)
         top = c * c * max(low**2, high**2)

@@ -52,21 +52,23 @@ def proximal_twisted(
     unit = problem.unit
 
     def evaluate(batch: Tensor) -> tuple[Tensor, Tensor]:
+        value, gradient = problem.value_and_gradient(start + unit(batch[0]))
         with torch.enable_grad():
             z = batch[0].detach().requires_grad_()
             step = unit(z)
-            points = start + times.unsqueeze(-1) * step
-            log_c = torch.logsumexp(log_weights + problem.speed(points, step.expand_as(points)), -1)
-            chord = torch.exp(log_c - problem.log_size)
-            value, gradient = problem.value_and_gradient((start + step).detach())
-            linear = (gradient.detach() * step).sum()
-            (g,) = torch.autograd.grad(linear + chord / (2 * tau), z)
+            total_and_chord = (gradient.detach() * step).sum()
+            chord = torch.zeros((), dtype=A.dtype, device=A.device)
+            if bool((step.detach() != 0).any()):  # at rest the chord and its gradient are 0, its log is not
+                points = start + times.unsqueeze(-1) * step
+                log_c = torch.logsumexp(log_weights + problem.speed(points, step.expand_as(points)), -1)
+                chord = torch.exp(log_c)
+            (g,) = torch.autograd.grad(total_and_chord + chord / (2 * tau), z)
         total = value + float(chord.detach()) / (2 * tau)
         total = total if np.isfinite(total) else np.inf
         return torch.full((1,), total, dtype=A.dtype), torch.nan_to_num(g).reshape(1, -1)
 
     z0 = torch.zeros(1, problem.size, dtype=A.dtype, device=A.device)
-    _, g0 = evaluate(z0 + 1e-300)
+    _, g0 = evaluate(z0)
     reference = float(g0.norm())
     if warm_start is not None:
         z0 = problem.guess(warm_start, z0)
@@ -79,9 +81,7 @@ def proximal_twisted(
 
 
 class _Clouds:
-    """Flat coordinates of a cloud: energies and speeds divided by e^{log_size} where G is huge."""
-
-    log_size = 0.0
+    """Flat coordinates of a cloud."""
 
     def __init__(self, energy: EnergyLike, mu: Particles, A: Tensor, D: Tensor) -> None:
         self.energy, self.mu, self.A = energy, mu, A
@@ -121,19 +121,15 @@ class _Clouds:
 class _Gaussians:
     """Flat coordinates (mean, factor) of a Gaussian."""
 
-    log_size = 0.0
-
     def __init__(self, energy: EnergyLike, mu: Gaussian, A: Tensor, D: Tensor) -> None:
         self.energy, self.mu, self.A = energy, mu, A
         self.m, self.L = mu.mean_t.detach(), mu.factor_t.detach()
         self.start = join(self.m, self.L)
         self.size, self.d = self.start.numel(), self.m.shape[-1]
         self.Dinv, self.root = torch.linalg.inv(D), torch.linalg.cholesky(D)
-        zero = torch.zeros_like(self.m)
         one = torch.zeros_like(self.m)
         one[0] = self.root[0, 0]
         log_z, _ = gaussian_log_speed(self.m, self.L, one, torch.zeros_like(self.L), A, self.Dinv)
-        del zero
         self.inverse = torch.exp(-0.5 * log_z)
 
     def unit(self, z: Tensor) -> Tensor:

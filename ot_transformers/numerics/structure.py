@@ -44,9 +44,15 @@ def find_mobility(A: Tensor, V: Tensor) -> Mobility:
     if float(a_size) == 0 or float(v_size) == 0:
         same = float(a_size) == float(v_size)
         return Mobility(
-            torch.eye(d, dtype=A.dtype, device=A.device), 1, 0.0 if same else 1.0, "A or V is 0, the other is not"
+            torch.eye(d, dtype=A.dtype, device=A.device),
+            1,
+            0.0 if same else 1.0,
+            "A or V is 0, the other is not",
         )
     asymmetry = float(torch.linalg.matrix_norm(A - A.mT) / a_size)
+    asymmetric = f"A is not symmetric: |A - A^T| / |A| = {asymmetry:.3g}"
+    if bool((-A.mT == A).all()):
+        return Mobility(torch.eye(d, dtype=A.dtype, device=A.device), 1, asymmetry, asymmetric)
     a, U = torch.linalg.eigh(symmetrise(A))
     keep = a.abs() > a.abs().max() * d * torch.finfo(a.dtype).eps
     Ur, Uk = U[:, keep], U[:, ~keep]
@@ -69,8 +75,10 @@ def find_mobility(A: Tensor, V: Tensor) -> Mobility:
     D = symmetrise(basis @ blocks @ basis.mT)
     misfit = float(torch.linalg.matrix_norm(V - sign * D @ symmetrise(A)) / v_size)
     parts = {
-        f"A is not symmetric: |A - A^T| / |A| = {asymmetry:.3g}": asymmetry,
-        f"V is not sign D A for a symmetric D: |V - sign D A| / |V| = {max(misfit, skew):.3g}": max(misfit, skew),
+        asymmetric: asymmetry,
+        f"V is not sign D A for a symmetric D: |V - sign D A| / |V| = {max(misfit, skew):.3g}": max(
+            misfit, skew
+        ),
         f"D is not positive definite: its smallest eigenvalue is {-indefinite:.3g} of the largest": indefinite,
     }
     reason = max(parts, key=lambda k: parts[k])

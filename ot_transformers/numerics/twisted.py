@@ -11,7 +11,7 @@ Only P appears in it, so nothing overflows. Tensors in and out; n x n matrices a
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -59,11 +59,43 @@ def twisted_square(v: Tensor, weights: Tensor, D: Tensor, log_g: Tensor) -> Tens
 
 
 def log_speed(x: Tensor, v: Tensor, weights: Tensor, A: Tensor, Dinv: Tensor) -> Tensor:
-    """log g_x(v, v), (...): differentiable, -inf at v = 0."""
-    b = safe_log(weights)
-    log_g = torch.logsumexp(x @ A @ x.mT + b.unsqueeze(-2), -1)
-    q = (v @ Dinv * v).sum(-1)
-    return torch.logsumexp(b + log_g + safe_log(q), -1)
+    """log g_x(v, v), (...); -inf at v = 0. First derivatives in x and v, from one pass over the pairs."""
+    out: Tensor = _LogSpeed.apply(x, v, weights, A, Dinv)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _LogSpeed(torch.autograd.Function):
+    """g = q^T K 1 with K_ij = w_i w_j e^{x_i^T A x_j} symmetric, q_i = |v_i|^2_{D^-1}.
+
+    dg/dx_i = q_i A (K x)_i + A (K (q x))_i and dg/dv_i = 2 (K 1)_i D^{-1} v_i: one product K [1, x, q x].
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, v: Tensor, weights: Tensor, A: Tensor, Dinv: Tensor) -> Tensor:
+        Dv = v @ Dinv
+        q = (Dv * v).sum(-1, keepdim=True)
+        blocks = [torch.ones_like(q), x, q * x] if any(ctx.needs_input_grad[:2]) else [torch.ones_like(q)]
+        K = (x @ A) @ x.mT
+        b = safe_log(weights)
+        K += b.unsqueeze(-1)
+        K += b.unsqueeze(-2)
+        top = K.amax(dim=(-2, -1), keepdim=True)
+        K -= top
+        K.exp_()
+        sums = K @ torch.cat(blocks, -1)
+        g = (q * sums[..., :1]).sum((-2, -1))
+        if any(ctx.needs_input_grad[:2]):
+            d = x.shape[-1]
+            ctx.save_for_backward(
+                (q * sums[..., 1 : 1 + d] + sums[..., 1 + d :]) @ A, 2.0 * sums[..., :1] * Dv, g
+            )
+        return top[..., 0, 0] + safe_log(g)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
+        dx, dv, g = ctx.saved_tensors
+        scale = torch.where(g > 0, grad_outputs[0] / torch.where(g > 0, g, 1.0), 0.0)[..., None, None]
+        return scale * dx, scale * dv, None, None, None
 
 
 def gaussian_log_speed(
