@@ -148,7 +148,7 @@ def gaussian_exp(
     def acceleration(q: Tensor, v: Tensor) -> Tensor:
         form = metric_form(*split(q, d), A, Dinv)
         force = torch.func.grad(energy, argnums=0)(q, v)
-        _, change = torch.func.jvp(lambda z: momentum(z, v), (q,), (v,))
+        change = torch.func.jvp(lambda z: momentum(z, v), (q,), (v,))[1]
         return torch.linalg.solve(form, force - change)
 
     def rhs(_: float, y: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

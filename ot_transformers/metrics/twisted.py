@@ -29,10 +29,19 @@ from ..errors import InvalidInput, NotAGradientFlow, NotConverged
 from ..measures import AffineVelocity, Gaussian, Measure, Particles, as_measure, check_same_dim
 from ..numerics.structure import find_mobility
 from ..numerics.tilted import log_interaction
-from ..numerics.twisted import gaussian_log_speed, log_speed
+from ..numerics.twisted import gaussian_log_speed
 from ..spd import symmetrise
 from . import _twisted_gaussians as gaussians
 from . import _twisted_particles as clouds
+from ._twisted_geodesics import (
+    between_clouds,
+    between_gaussians,
+    member,
+    polygon_action,
+    quadrature_geodesic,
+    refined_velocity,
+    square_factor,
+)
 from ._twisted_proximal import proximal_twisted
 from .base import EnergyLike, Geodesic, Metric, ProximalResult
 
@@ -180,7 +189,7 @@ class TwistedWasserstein(Metric):
             return to_kind(torch.as_tensor(float(self._single(a, b).length), dtype=a.dtype), kind)
         values = torch.empty(shape, dtype=a.dtype)
         for index in np.ndindex(*shape):
-            values[index] = float(self._single(_member(a, index, shape), _member(b, index, shape)).length)
+            values[index] = float(self._single(member(a, index, shape), member(b, index, shape)).length)
         return to_kind(values.to(a.device), kind)
 
     def geodesic(
@@ -210,84 +219,12 @@ class TwistedWasserstein(Metric):
     def _single(self, a: Measure, b: Measure, matching: str = "optimal", max_degree: int = 64) -> Geodesic:
         degrees = tuple(n for n in (4, 8, 16, 32, 64, 128) if n <= max(8, max_degree))
         kind = common_kind(a, b, self)
+        A, D = self._A.detach().double(), self._D.detach().double()
         if isinstance(a, Gaussian) and isinstance(b, Gaussian):
-            return self._between_gaussians(a, b, degrees, kind)
-        assert isinstance(a, Particles) and isinstance(b, Particles)
-        return self._between_clouds(a, b, matching, degrees, kind)
-
-    def _between_clouds(
-        self, a: Particles, b: Particles, matching: str, degrees: tuple[int, ...], kind: Any
-    ) -> Geodesic:
-        x, y = a.x_t.detach().double(), b.x_t.detach().double()
-        wx, wy = a.weights_t.detach().double(), b.weights_t.detach().double()
-        A, D = self._A.detach().double(), self._D.detach().double()
-        if x.shape == y.shape and bool((x == y).all()) and bool((wx == wy).all()):
-            return self._constant(a, kind)
-        Dinv = torch.linalg.inv(D)
-        path, x0, x1, w, details = clouds.matched_path(
-            x, wx, y, wy, A, Dinv, torch.linalg.cholesky(D), matching=matching, tol=self.tol, degrees=degrees
-        )
-        k, d = x0.shape
-        length = math.exp(path.log_length) if path.log_length < 709 else math.inf
-        error = path.error * length
-        if k == 1 and d == 1:
-            length = clouds.dirac_distance(float(A), float(D), float(x0), float(x1))
-            error = 1e-14 * length
-            details["closed_form"] = True
-
-        def speed(points: Tensor, slopes: Tensor) -> Tensor:
-            return log_speed(points.reshape(-1, k, d), slopes.reshape(-1, k, d), w, A, Dinv)
-
-        uniform = k == a.n and a.uniform
-
-        def at(t: float) -> Particles:
-            s = path.parameter(speed, as_scalar(t, "t"))
-            points = path.evaluate(s)[0].reshape(k, d).to(a.dtype)
-            return Particles.unchecked(points, None if uniform else w.to(a.dtype), kind)
-
-        details["initial_velocity"] = lambda: _initial(path, speed).reshape(k, d).to(a.dtype)
-        details["end"] = x1.to(a.dtype)
-        return Geodesic(length, error, path.converged or "closed_form" in details, at, details)
-
-    def _between_gaussians(self, a: Gaussian, b: Gaussian, degrees: tuple[int, ...], kind: Any) -> Geodesic:
-        A, D = self._A.detach().double(), self._D.detach().double()
-        m0, m1 = a.mean_t.detach().double(), b.mean_t.detach().double()
-        L0, L1 = (_square_factor(g.factor_t.detach().double()) for g in (a, b))
-        for m, L, name in ((m0, L0, "mu"), (m1, L1, "nu")):
-            gaussians.check_domain(m, L, A, name)
-        if bool((m0 == m1).all()) and bool((a.cov_t == b.cov_t).all()):
-            return self._constant(a, kind)
-        Dinv = torch.linalg.inv(D)
-        path = gaussians.gaussian_path(m0, L0, m1, L1, A, Dinv, self.tol, degrees)
-        d = self.dim
-
-        def speed(points: Tensor, slopes: Tensor) -> Tensor:
-            p, q = gaussians.split(points, d), gaussians.split(slopes, d)
-            return gaussian_log_speed(*p, *q, A, Dinv)[0]
-
-        def at(t: float) -> Gaussian:
-            m, L = gaussians.split(path.evaluate(path.parameter(speed, as_scalar(t, "t")))[0], d)
-            return Gaussian.unchecked(m.to(a.dtype), factor=L.to(a.dtype), kind=kind)
-
-        length = math.exp(path.log_length) if path.log_length < 709 else math.inf
-        details = {
-            "degrees": path.degrees,
-            "log_length": path.log_length,
-            "initial_velocity": lambda: _initial(path, speed),
-            "start": (m0, L0),
-            "end": gaussians.split(path.nodes[-1], d),
-            "upper_bound": True,
-        }
-        return Geodesic(length, path.error * length, path.converged, at, details)
-
-    def _constant(self, a: Measure, kind: Any) -> Geodesic:
-        del kind
-        shape = a.x_t.shape if isinstance(a, Particles) else (self.dim * (1 + self.dim),)
-        zero = torch.zeros(shape, dtype=a.dtype)
-        details: dict[str, Any] = {"initial_velocity": lambda: zero, "log_length": -math.inf, "degrees": ()}
-        if isinstance(a, Gaussian):
-            details["start"] = details["end"] = (a.mean_t.double(), _square_factor(a.factor_t.double()))
-        return Geodesic(0.0, 0.0, True, lambda t: a, details)
+            return between_gaussians(a, b, A, D, tol=self.tol, degrees=degrees, kind=kind)
+        assert isinstance(a, Particles)
+        assert isinstance(b, Particles)
+        return between_clouds(a, b, A, D, tol=self.tol, matching=matching, degrees=degrees, kind=kind)
 
     def quadrature_geodesic(
         self, mu: Gaussian, nu: Gaussian, *, nodes: tuple[int, ...] = (8, 12, 16)
@@ -310,18 +247,7 @@ class TwistedWasserstein(Metric):
             raise InvalidInput("mu and nu must be single Gaussians in dimension 1 or 2")
         if len(nodes) < 2:
             raise InvalidInput(f"nodes must hold at least two counts, got {nodes}")
-        restricted = self.geodesic(a, b).details
-        L0, L1 = restricted["start"][1], restricted["end"][1]
-        found = []
-        for n in nodes:
-            z, w = _hermite(n, self.dim)
-            start = Particles(a.mean_t.detach().double() + z @ L0.mT, w)
-            end = Particles(b.mean_t.detach().double() + z @ L1.mT, w)
-            found.append(self.geodesic(start, end, matching="identity"))
-        lengths = [float(g.length) for g in found]
-        error = abs(lengths[-1] - lengths[-2]) + float(found[-1].error)
-        details = {**found[-1].details, "lengths": lengths, "nodes": tuple(nodes)}
-        return Geodesic(lengths[-1], error, found[-1].converged, found[-1].at, details)
+        return quadrature_geodesic(self.geodesic, a, b, nodes)
 
     def exp(self, mu: Measure, tangent: Any) -> Measure:
         """Follow the geodesic from mu with an initial velocity for unit time (Hamiltonian flow).
@@ -351,7 +277,7 @@ class TwistedWasserstein(Metric):
                 raise InvalidInput(
                     f"tangent must be an AffineVelocity on a Gaussian, got {describe(tangent)}"
                 )
-            m, L = a.mean_t.detach().double(), _square_factor(a.factor_t.detach().double())
+            m, L = a.mean_t.detach().double(), square_factor(a.factor_t.detach().double())
             gaussians.check_domain(m, L, A, "mu")
             dL = tangent.M_t.detach().double() @ L
             end, F, drift = gaussians.gaussian_exp(
@@ -412,25 +338,10 @@ class TwistedWasserstein(Metric):
             )
         assert isinstance(a, Particles)
         if v.numel() <= _REFINED and "closed_form" not in path.details:
-            v = self._refined(a, v, path.details["end"])
+            v = refined_velocity(
+                a, v, path.details["end"], self._A.detach().double(), self._D.detach().double()
+            )
         return to_kind(v, kind)
-
-    def _refined(self, a: Particles, v: Tensor, end: Tensor) -> Tensor:
-        """Newton-Krylov on exp(v) = end, from a velocity that is nearly right."""
-        from scipy.optimize import NoConvergence, newton_krylov
-
-        A, D = self._A.detach().double(), self._D.detach().double()
-        x, w, goal = a.x_t.detach().double(), a.weights_t.detach().double(), end.double()
-
-        def miss(z: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-            y, _ = clouds.cloud_exp(x, torch.from_numpy(z).reshape(x.shape), w, A, D, 1e-11)
-            return (y - goal).reshape(-1).numpy()
-
-        try:
-            z = newton_krylov(miss, v.double().reshape(-1).numpy(), f_tol=1e-10, maxiter=8)
-        except (NoConvergence, InvalidInput):
-            return v  # the velocity of the path, exact to about the square root of its length's error
-        return torch.from_numpy(np.asarray(z)).reshape(x.shape).to(a.dtype)
 
     def inner(self, mu: Measure, v: Any, w: Any) -> Array:
         """<v, w> at mu: sum_i w_i G_i <D^{-1} v_i, w_i>, or Z E<D^{-1} v, w> of affine fields on a Gaussian."""
@@ -464,13 +375,7 @@ class TwistedWasserstein(Metric):
             )
         w = Particles(x[0], weights).weights_t
         A, D = self._at(x)
-        s, quad = np.polynomial.legendre.leggauss(n_quadrature)
-        k = x.shape[0] - 1
-        step = x[1:] - x[:-1]
-        total = x.new_zeros(())
-        for si, wi in zip(0.5 * (s + 1), 0.5 * quad, strict=True):
-            log_g = log_speed(x[:-1] + si * step, k * step, w, A, torch.linalg.inv(D))
-            total = total + wi * torch.exp(log_g).mean()
+        total = polygon_action(x, w, A, torch.linalg.inv(D), n_quadrature)
         return to_kind(total, kind)
 
     def raw_particles_riesz(self, x: Tensor, weights: Tensor, gradient: Tensor) -> Tensor:
@@ -505,39 +410,3 @@ class TwistedWasserstein(Metric):
             raise InvalidInput(f"mu has dimension {a.dim}, the metric acts on dimension {self.dim}")
         A, D = self._at(a.mean_t)
         return proximal_twisted(energy, a, tau, A=A, D=D, tol=tol, max_iter=max_iter, warm_start=warm_start)
-
-
-def _initial(path: Any, speed: Any) -> Tensor:
-    """dx/dt at t = 0 in the parametrisation of constant speed."""
-    point, slope = path.evaluate(0.0)
-    log_s = float(speed(point.unsqueeze(0), slope.unsqueeze(0))[0])
-    return slope * math.exp(path.log_length - 0.5 * log_s)
-
-
-def _square_factor(L: Tensor) -> Tensor:
-    """A d x d factor of the same covariance."""
-    d, r = L.shape
-    if r == d:
-        return L
-    if r < d:
-        return torch.nn.functional.pad(L, (0, d - r))
-    return torch.linalg.qr(L.mT, mode="r").R.mT
-
-
-def _member(measure: Any, index: tuple[int, ...], shape: tuple[int, ...]) -> Any:
-    """Member of a batch under broadcasting."""
-    own = measure.batch_shape
-    if not own:
-        return measure
-    tail = index[len(shape) - len(own) :]
-    return measure[tuple(0 if n == 1 else i for i, n in zip(tail, own, strict=True))]
-
-
-def _hermite(n: int, d: int) -> tuple[Tensor, Tensor]:
-    """Nodes and weights for the standard normal law of R^d."""
-    x, w = np.polynomial.hermite_e.hermegauss(n)
-    w = w / w.sum()
-    if d == 1:
-        return torch.from_numpy(x[:, None].copy()), torch.from_numpy(w)
-    grid = np.stack(np.meshgrid(x, x, indexing="ij"), -1).reshape(-1, 2)
-    return torch.from_numpy(grid), torch.from_numpy(np.outer(w, w).reshape(-1))

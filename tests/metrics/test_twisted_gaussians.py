@@ -13,7 +13,7 @@ from ot_transformers.energies import InteractionEnergy, KLDivergence
 from ot_transformers.errors import InvalidInput
 from ot_transformers.measures import AffineVelocity, Gaussian, Particles
 from ot_transformers.metrics import TwistedWasserstein
-from ot_transformers.metrics.twisted import _hermite
+from ot_transformers.metrics._twisted_geodesics import hermite_nodes
 from ot_transformers.numerics.twisted import gaussian_log_speed
 
 A = np.array([[0.4, -0.3], [-0.3, -0.5]])
@@ -34,7 +34,7 @@ def test_speed_against_gauss_hermite_quadrature() -> None:
     m, L = MU.mean_t, torch.linalg.cholesky(MU.cov_t)
     gen = torch.Generator().manual_seed(0)
     dm, dL = torch.randn(2, generator=gen).double(), torch.randn(2, 2, generator=gen).double()
-    z, w = _hermite(40, 2)
+    z, w = hermite_nodes(40, 2)
     x = m + z @ L.T
     G = torch.exp(x @ torch.from_numpy(A) @ x.T) @ w
     v = dm + z @ dL.T  # M (x - m) = dL L^{-1} L z
