@@ -18,6 +18,22 @@ from .attention import (
     SoftmaxAttention,
     UnnormalisedAttention,
 )
+from .convexity import (
+    BuresGeodesic,
+    Certificate,
+    ConvexityProbe,
+    DisplacementCurve,
+    GeneralisedGeodesic,
+    MixtureCurve,
+    RiemannianHessian,
+    TwistedGeodesic,
+    Witness,
+    check_certificate,
+    find_nonconvexity,
+    load_witness,
+    probe_convexity,
+    riemannian_hessian,
+)
 from .energies import (
     Energy,
     Entropy,
@@ -62,6 +78,20 @@ from .models import Head, load_head, load_tokens
 __version__ = "0.1.0"
 
 __all__ = [
+    "BuresGeodesic",
+    "Certificate",
+    "ConvexityProbe",
+    "DisplacementCurve",
+    "GeneralisedGeodesic",
+    "MixtureCurve",
+    "RiemannianHessian",
+    "TwistedGeodesic",
+    "Witness",
+    "check_certificate",
+    "find_nonconvexity",
+    "load_witness",
+    "probe_convexity",
+    "riemannian_hessian",
     "GradientStructure",
     "GridFlow",
     "Status",
