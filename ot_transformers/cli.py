@@ -38,7 +38,7 @@ Preset = Annotated[
 Matrices = Annotated[str | None, typer.Option(help=".npz with A and V, or Q, K and V, instead of a preset.")]
 Scale = Annotated[float | None, typer.Option(help="Factor of K^T Q of --matrices. [default: 1]")]
 Eps = Annotated[float | None, typer.Option(help="Entropic regularisation of Sinkhorn. [default: 1]")]
-TEnd = Annotated[float | None, typer.Option(help="End of the time interval. [default: 4]")]
+TEnd = Annotated[float | None, typer.Option(help="End of the time interval. [default: 8; jko: 4]")]
 N = Annotated[int | None, typer.Option("--n", help="Tokens kept. [default: all]")]
 D = Annotated[int | None, typer.Option("--d", help="Principal components kept. [default: 16]")]
 Seed = Annotated[int | None, typer.Option(help="Seed of everything random. [default: 0]")]
@@ -120,6 +120,7 @@ def jko(
     seed: Seed = None,
     device: Device = None,
     dtype: Dtype = None,
+    on: Annotated[str | None, typer.Option(help="both, gaussian or particles. [default: both]")] = None,
     out: Out = None,
     config: Config = None,
     quiet: Quiet = False,

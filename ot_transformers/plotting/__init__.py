@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ._flow import Plane, principal_plane
+from ._flow import Plane, motion_plane, principal_plane
 from ._style import COLOURS, MARKERS, STYLE
 from .eigenvalues import eigenvalues_along, plot_eigenvalues
 from .ellipses import plot_ellipses
@@ -15,6 +15,7 @@ __all__ = [
     "MARKERS",
     "STYLE",
     "Plane",
+    "motion_plane",
     "eigenvalues_along",
     "plot_eigenvalues",
     "plot_ellipses",

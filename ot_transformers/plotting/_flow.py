@@ -10,11 +10,11 @@ import numpy as np
 
 from ..arrays import ArrayLike, describe
 from ..errors import InvalidInput
-from ..measures import Measure, as_measure
+from ..measures import Measure, Particles, as_measure
 from ..spd import eigh_psd
 from ._style import to_float64
 
-__all__ = ["Plane", "flow_of", "principal_plane"]
+__all__ = ["Plane", "flow_of", "motion_plane", "principal_plane"]
 
 Floats = np.ndarray[Any, Any]
 
@@ -28,11 +28,13 @@ class Plane:
     centre : array (d,)
     basis : array (d, 2) with orthonormal columns (d = 1: one column, the second coordinate is 0)
     share : share of the variance that each axis carries, (2,)
+    name : what the components are of, for the axis labels
     """
 
     centre: Floats
     basis: Floats
     share: Floats
+    name: str = "variance"
 
     def project(self, x: ArrayLike) -> Floats:
         """Coordinates (..., 2) of points (..., d)."""
@@ -51,7 +53,7 @@ class Plane:
         if len(self.centre) <= 2:
             return "$x_1$", "$x_2$" if len(self.centre) == 2 else ""
         a, b = (100 * self.share).round().astype(int)
-        return f"principal component 1 ({a}% of variance)", f"principal component 2 ({b}% of variance)"
+        return f"principal component 1 ({a}% of {self.name})", f"principal component 2 ({b}% of {self.name})"
 
 
 def principal_plane(measure: Measure) -> Plane:
@@ -69,6 +71,25 @@ def principal_plane(measure: Measure) -> Plane:
     basis = U[:, [-1, -2]]
     basis = basis * np.sign(basis[np.abs(basis).argmax(0), [0, 1]])
     return Plane(to_float64(mu.mean, "mean"), basis, w[[-1, -2]] / total)
+
+
+def motion_plane(start: Particles, end: Particles) -> Plane:
+    """The plane that shows most of a motion: principal components of the displacements, about 0.
+
+    R^1 and R^2 are left as they are.
+    """
+    if start.dim <= 2:
+        return principal_plane(start)
+    move = to_float64(end.x, "end") - to_float64(start.x, "start")
+    w = to_float64(start.weights, "weights")
+    second = np.einsum("n,ni,nj->ij", w, move, move)
+    if not second.any():
+        return principal_plane(start)
+    values, U = np.linalg.eigh(second)
+    basis = U[:, [-1, -2]]
+    basis = basis * np.sign(basis[np.abs(basis).argmax(0), [0, 1]])
+    share = values[[-1, -2]] / values.sum()
+    return Plane(to_float64(start.mean, "start"), basis, share, "the displacement")
 
 
 def flow_of(flow: Any, times: ArrayLike | None = None) -> tuple[Floats, list[Any]]:

@@ -13,12 +13,12 @@ from ..plotting import (
     COLOURS,
     MARKERS,
     STYLE,
+    motion_plane,
     plot_eigenvalues,
     plot_ellipses,
     plot_energy,
     plot_particles,
     plot_rate,
-    principal_plane,
 )
 from ._curves import Balance, Spectrum
 from ._result import StudyFigure, new_figure
@@ -33,7 +33,7 @@ Floats = np.ndarray[Any, Any]
 def flow_figure(t: Floats, clouds: Sequence[Particles], gaussians: Sequence[Gaussian]) -> StudyFigure:
     """Tokens with trails, and the ellipses of the closure over the final tokens, in one plane."""
     figure, axes = new_figure(1, 2, width=5.4, height=4.7)
-    plane = principal_plane(gaussians[0])
+    plane = motion_plane(clouds[0], clouds[-1])
     with mpl.rc_context(STYLE):
         left, right = axes[0]
         plot_particles(clouds, times=t, ax=left, plane=plane)
@@ -47,10 +47,9 @@ def flow_figure(t: Floats, clouds: Sequence[Particles], gaussians: Sequence[Gaus
         "flow",
         figure,
         "Left: the tokens at the start (hollow), their paths, and at the end (filled). Right: covariance "
-        "ellipses "
-        "(2 standard deviations) of the Gaussian closure from the start (dark) to the end (bright), over "
-        "the final "
-        "tokens. Both in the plane of the two principal components of the start.",
+        "ellipses (2 standard deviations) of the Gaussian closure from the start (dark) to the end "
+        "(bright), over the final tokens. Both in the plane that shows most of the motion: the two "
+        "principal components of the displacement.",
     )
 
 
@@ -78,9 +77,8 @@ def spectrum_figure(t: Floats, cloud: Spectrum, closure: Spectrum) -> StudyFigur
         "eigenvalues",
         figure,
         "Left: eigenvalues of the covariance in time, closure (lines) and particles (dotted). Right: "
-        "numerical rank "
-        "(singular values of the covariance factor above d ulp of the largest) and effective rank (sum "
-        "w)^2 / sum w^2.",
+        "numerical rank (singular values of the covariance factor above d ulp of the largest) and "
+        "effective rank (sum w)^2 / sum w^2.",
     )
 
 
@@ -106,8 +104,7 @@ def energy_figure(t: Floats, balances: Mapping[str, Balance], steps: Steps | Non
         "energy",
         figure,
         "Left: the energy that is descended, along each curve (JKO steps as marks). Right: how far the "
-        "energy is from "
-        "its start minus the integral of the squared gradient, relative to its total change.",
+        "energy is from its start minus the integral of the squared gradient, relative to its total change.",
     )
 
 
@@ -137,10 +134,8 @@ def agreement_figure(
         "agreement",
         figure,
         "Left: Bures-Wasserstein distance between the Gaussian closure of the attention and the gradient "
-        "flow of its "
-        "energy, relative to the distance that they travel. Right: distance of JKO steps to that flow at the "
-        "final time; "
-        "slope 1 is first order.",
+        "flow of its energy, relative to the distance that they travel. Right: distance of JKO steps to "
+        "that flow at the final time; slope 1 is first order.",
     )
 
 
@@ -184,9 +179,8 @@ def gap_figure(t: Floats, own: Floats, null: Floats, rate: Rate, tokens: Rate | 
         "gap",
         figure,
         "Bures-Wasserstein distance between the moments of the particles and the Gaussian closure. Left: "
-        "for the "
-        "tokens, and for Gaussian clouds of the same mean, covariance and number (mean and range). Right: "
-        "at the final "
-        "time for n tokens drawn from the Gaussian, slope -1/2 dashed, and for n of the tokens drawn at "
-        "random.",
+        "for the tokens, and for Gaussian clouds of the same mean, covariance and number (mean and range). "
+        "Right: at the final time for n tokens drawn from the Gaussian, slope -1/2 dashed, and for n of "
+        "the tokens drawn at random (without replacement, so nearer to the whole cloud than independent "
+        "ones).",
     )

@@ -45,7 +45,7 @@ class ProblemConfig:
     matrices: str | None = None
     scale: float = 1.0
     eps: float = 1.0
-    t_end: float = 4.0
+    t_end: float = 8.0
     n: int | None = None
     d: int | None = 16
     seed: int = 0

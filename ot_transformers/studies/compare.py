@@ -115,7 +115,12 @@ def _summary(config: CompareConfig, problem: Problem, curves: Curves) -> str:
 
 def _findings(config: CompareConfig, problem: Problem, c: Curves, tol: Tolerances) -> list[Finding]:
     length = distance_travelled(c.closure)
-    found = _gradient_findings(problem, c, tol, length) if c.flow is not None else [_not_gradient(problem)]
+    if c.flow is not None:
+        found = _gradient_findings(problem, c, tol, length)
+    elif problem.is_gradient:
+        found = [_infinite_energy()]
+    else:
+        found = [_not_gradient(problem)]
     return [*found, *_gap_findings(problem, c, tol, length), *_energy_findings(c, tol), *_rank_findings(c)]
 
 
@@ -153,6 +158,14 @@ def _gradient_findings(problem: Problem, c: Curves, tol: Tolerances, length: flo
     return found
 
 
+def _infinite_energy() -> Finding:
+    return Finding(
+        "The energy is infinite along the closure",
+        "The attention is of gradient type, but its energy is infinite at some of these Gaussians, outside the "
+        "domain of the energy: the gradient flow, the JKO steps and the energy balance are left out.",
+    )
+
+
 def _not_gradient(problem: Problem) -> Finding:
     offer = problem.parameters.symmetric
     hint = f" The symmetrised parameters are the preset {offer} (--preset {offer})." if offer else ""
@@ -174,13 +187,18 @@ def _gap_findings(problem: Problem, c: Curves, tol: Tolerances, length: float) -
         f"decays like n to the power {c.rate.slope:.3f} +- {c.rate.half_width:.3f} (95% interval, n from "
         f"{smallest} to {int(c.rate.sizes[-1])}, {c.rate.gaps.shape[1]} clouds each); theory says -1/2."
     )
-    if regime:
-        first = checked("Gaussian samples approach the closure", text, abs(c.rate.slope + 0.5), tol.rate)
-    else:
+    value, bound = abs(c.rate.slope + 0.5), c.rate.half_width + tol.rate
+    title = "Gaussian samples approach the closure"
+    if not regime:
         text += (
             f" The rank {rank} is not small against n, so this is not yet the range of that law: no verdict."
         )
-        first = Finding("Gaussian samples approach the closure", text, abs(c.rate.slope + 0.5))
+        first = Finding(title, text, value)
+    elif c.rate.half_width > tol.noise:
+        text += " The interval is too wide for a verdict; more clouds a size (--repeats) narrow it."
+        first = Finding(title, text, value)
+    else:
+        first = checked(title, text, value, bound)
     own, null = float(c.own_gap[-1]), c.null[-1]
     ratio = own / max(float(null.mean()), np.finfo(float).tiny)
     z = (own - null.mean()) / max(float(null.std(ddof=1)), np.finfo(float).tiny)

@@ -42,7 +42,7 @@ class JKOConfig(ProblemConfig):
     on : "both", "gaussian" (the Gaussian of the tokens' moments) or "particles"
     """
 
-    t_end: float = 2.0
+    t_end: float = 4.0
     steps: tuple[int, ...] = (4, 8, 16)
     on: str = "both"
 
