@@ -12,6 +12,7 @@ from scipy.integrate import solve_ivp
 from torch import Tensor
 
 from ..errors import InvalidInput, NotConverged
+from ..measures import AffineVelocity
 from ..numerics.bures import align
 from ..numerics.paths import Path, shortest_path
 from ..numerics.twisted import gaussian_log_speed
@@ -168,6 +169,16 @@ def gaussian_exp(
     before, after = float(energy(q0, v0)), float(energy(q1, v1))
     end, factor = split(q1, d)
     return end, factor, abs(after / before - 1)
+
+
+def inner(m: Tensor, L: Tensor, v: AffineVelocity, w: AffineVelocity, A: Tensor, Dinv: Tensor) -> Tensor:
+    """Z E<D^{-1} v, w> under the tilted law, by polarisation (...)."""
+
+    def square(b: Tensor, M: Tensor) -> Tensor:
+        log_g, inside = gaussian_log_speed(m, L, b, M @ L, A, Dinv)
+        return torch.where(inside, torch.exp(log_g), torch.inf)
+
+    return 0.25 * (square(v.b_t + w.b_t, v.M_t + w.M_t) - square(v.b_t - w.b_t, v.M_t - w.M_t))
 
 
 def affine_of(m: Tensor, L: Tensor, dm: Tensor, dL: Tensor) -> tuple[Tensor, Tensor]:

@@ -29,7 +29,6 @@ from ..errors import InvalidInput, NotAGradientFlow, NotConverged
 from ..measures import AffineVelocity, Gaussian, Measure, Particles, as_measure, check_same_dim
 from ..numerics.structure import find_mobility
 from ..numerics.tilted import log_interaction
-from ..numerics.twisted import gaussian_log_speed
 from ..spd import symmetrise
 from . import _twisted_gaussians as gaussians
 from . import _twisted_particles as clouds
@@ -93,9 +92,8 @@ class TwistedWasserstein(Metric):
 
     Examples
     --------
-    >>> from ot_transformers import Particles
     >>> metric = TwistedWasserstein(A=-1.0, V=-1.0)
-    >>> float(metric.distance(Particles([[-0.5]]), Particles([[2.0]]))).__round__(10)
+    >>> round(float(metric.distance(Particles([[-0.5]]), Particles([[2.0]]))), 10)
     1.6762132323
     """
 
@@ -180,7 +178,7 @@ class TwistedWasserstein(Metric):
     def distance(self, mu: Measure, nu: Measure) -> Array:
         """d(mu, nu), not squared, (...); on Gaussians the restricted distance (an upper bound).
 
-        Members of a batch are computed one after another. Detached: no derivatives.
+        Members of a batch one after another; detached (no derivatives).
         """
         a, b = self._pair(mu, nu)
         shape = torch.broadcast_shapes(a.batch_shape, b.batch_shape)
@@ -197,8 +195,7 @@ class TwistedWasserstein(Metric):
     ) -> Geodesic:
         """Shortest path from mu to nu, its length with an error estimate.
 
-        Polynomial paths of doubling degree, minimised in length (see `numerics.paths`); the error is the
-        difference of the last two degrees.
+        Polynomial paths of doubling degree (`numerics.paths`); the error is the difference of the last two.
 
         Parameters
         ----------
@@ -207,8 +204,7 @@ class TwistedWasserstein(Metric):
             Clouds: "identity" keeps labels; "optimal" finds the matching (monotone in d = 1; else from an
             assignment, improved by exchanges under the field of the path while they pay: a local minimum over
             matchings). Clouds of different weights move along the pieces of the optimal W_2 plan.
-        max_degree : int
-            Largest degree of the path.
+        max_degree : int, largest degree of the path
         """
         a, b = self._pair(mu, nu)
         check_choice(matching, "matching", ("optimal", "identity"))
@@ -350,15 +346,7 @@ class TwistedWasserstein(Metric):
         A, D = self._at(a.mean_t)
         Dinv = torch.linalg.inv(D)
         if isinstance(a, Gaussian):
-            L = a.factor_t
-
-            def square(b: Tensor, M: Tensor) -> Tensor:
-                log_g, inside = gaussian_log_speed(a.mean_t, L, b, M @ L, A, Dinv)
-                return torch.where(inside, torch.exp(log_g), torch.inf)
-
-            plus = square(v.b_t + w.b_t, v.M_t + w.M_t)
-            minus = square(v.b_t - w.b_t, v.M_t - w.M_t)
-            return to_kind(0.25 * (plus - minus), kind)
+            return to_kind(gaussians.inner(a.mean_t, a.factor_t, v, w, A, Dinv), kind)
         p, q = (as_tensor(t, name)[0].to(a.dtype) for t, name in ((v, "v"), (w, "w")))
         log_g = log_interaction(a.x_t, a.weights_t, A)
         return to_kind((a.weights_t * torch.exp(log_g) * (p @ Dinv * q).sum(-1)).sum(-1), kind)
