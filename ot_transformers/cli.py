@@ -15,6 +15,8 @@ import typer
 
 __all__ = ["app", "main"]
 
+INTERRUPTED = 130
+
 app = typer.Typer(
     name="ot-transformers",
     help="The optimal-transport geometry of transformers: attention as a flow on measures.",
@@ -208,9 +210,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         status = app(args=None if argv is None else list(argv), standalone_mode=False)
     except Exception as err:
         status = _status_of(err)
-    except KeyboardInterrupt:
+    if status == INTERRUPTED:  # the parser turns Ctrl-C into this
         _fail("interrupted; nothing was written")
-        status = 130
     sys.exit(status if isinstance(status, int) else 0)
 
 

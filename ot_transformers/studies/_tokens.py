@@ -148,6 +148,8 @@ def read_array(path: str | Path, name: str) -> dict[str, Floats]:
 def _read_csv(file: Path) -> Floats:
     with file.open(encoding="utf-8") as stream:
         first = stream.readline()
+    if not first.strip():
+        raise ValueError("it is empty")
     try:
         [float(v) for v in first.split(",")]
         head = 0

@@ -1,0 +1,109 @@
+"""Bad inputs of the studies behind the command line: options and files."""
+
+from __future__ import annotations
+
+import io
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ot_transformers.studies._problem import ProblemConfig, build
+from ot_transformers.studies.compare import CompareConfig
+from ot_transformers.studies.compare import run as compare
+from ot_transformers.studies.flow import FlowConfig
+from ot_transformers.studies.flow import run as flow
+from ot_transformers.studies.jko import JKOConfig
+from ot_transformers.studies.jko import run as jko
+
+
+def problem(**options: Any) -> Callable[[], object]:
+    return lambda: build(ProblemConfig(**options))
+
+
+def with_file(name: str, content: bytes, option: str, **options: Any) -> Callable[[], object]:
+    def call() -> object:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / name
+            path.write_bytes(content)
+            return build(ProblemConfig(**{option: str(path), **options}))
+
+    return call
+
+
+def npy(array: Any) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, array, allow_pickle=True)
+    return buffer.getvalue()
+
+
+def npz(**arrays: Any) -> bytes:
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)
+    return buffer.getvalue()
+
+
+SMALL: dict[str, Any] = {"n": 9, "d": 2}
+EYE = np.eye(2)
+NAN = np.array([[1.0, np.nan], [0.0, 1.0]])
+ROWS: list[tuple[str, Callable[[], object], str]] = [
+    ("eps zero", problem(eps=0.0), "eps must be > 0"),
+    ("t_end zero", problem(t_end=0.0), "t_end must be > 0"),
+    ("scale zero", problem(scale=0.0), "scale must be finite and not 0"),
+    ("unknown attention", problem(attention="hard"), "attention must be one of"),
+    (
+        "preset for another dimension",
+        with_file("x.npy", npy(np.eye(3)), "tokens", d=None),
+        "preset needs tokens of",
+    ),
+    ("pickled tokens", with_file("x.npy", npy(np.array([{}])), "tokens"), "tokens file cannot be read"),
+    ("tokens with NaN", with_file("x.npy", npy(NAN), "tokens"), "tokens has 1 NaN"),
+    ("complex tokens", with_file("x.npy", npy(1j * EYE), "tokens"), "tokens file holds no numeric array"),
+    ("tokens of three axes", with_file("x.npy", npy(np.ones((2, 2, 2))), "tokens"), r"one cloud \(n, d\)"),
+    ("one token", with_file("x.npy", npy(np.ones((1, 2))), "tokens"), "at least 2 tokens"),
+    ("broken npz", with_file("x.npz", b"PK\x03\x04", "tokens"), "tokens file cannot be read"),
+    ("ragged csv", with_file("x.csv", b"1,2\n3\n", "tokens"), "tokens file cannot be read"),
+    ("empty csv", with_file("x.csv", b"", "tokens"), "tokens"),
+    ("another format", with_file("x.pt", b"", "tokens"), "tokens file ending must be one of"),
+    ("which array", with_file("x.npz", npz(a=EYE, b=EYE), "tokens"), "tokens file needs an array `tokens`"),
+    (
+        "negative weights",
+        with_file("x.npz", npz(tokens=EYE, weights=[2.0, -1.0]), "tokens"),
+        "weights must be",
+    ),
+    (
+        "indefinite law",
+        with_file("x.npz", npz(mean=[0.0, 0.0], cov=-EYE), "tokens"),
+        "cov must be positive semi",
+    ),
+    ("matrices not npz", problem(matrices="a.npy"), "matrices must be an .npz file"),
+    (
+        "V missing",
+        with_file("m.npz", npz(A=EYE), "matrices", **SMALL),
+        "matrices need A and V, or Q, K and V",
+    ),
+    (
+        "A of another size",
+        with_file("m.npz", npz(A=np.eye(3), V=EYE), "matrices", **SMALL),
+        "A must be 384 x 384",
+    ),
+    (
+        "Q and K differ",
+        with_file("m.npz", npz(Q=EYE, K=np.ones((1, 2)), V=EYE), "matrices", **SMALL),
+        "Q and K must",
+    ),
+    ("one JKO step size", lambda: compare(CompareConfig(jko_steps=(8,))), "jko_steps must be at least two"),
+    (
+        "sizes decreasing",
+        lambda: compare(CompareConfig(sizes=(64, 32))),
+        "sizes must be at least two increasing",
+    ),
+    ("one repeat", lambda: compare(CompareConfig(repeats=1)), "repeats must be at least 2"),
+    ("too few times", lambda: compare(CompareConfig(n_times=2)), "n_times must be at least 5"),
+    ("one time", lambda: flow(FlowConfig(n_times=1)), "n_times must be at least 2"),
+    ("steps on what", lambda: jko(JKOConfig(on="tensors")), "on must be one of"),
+    ("one step size", lambda: jko(JKOConfig(steps=(4,))), "steps must be at least two"),
+    ("head for steps", lambda: jko(JKOConfig(preset="head0", **SMALL)), "must be of gradient type"),
+]
