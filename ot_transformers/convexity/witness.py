@@ -137,6 +137,10 @@ class Witness:
         InvalidInput
             An energy or metric that has no record (only those of the library do).
         """
+        return write_atomically(path, self.to_bytes())
+
+    def to_bytes(self) -> bytes:
+        """The content of the .npz file."""
         arrays: dict[str, Any] = {"format": np.array(_FORMAT), "seed": np.array(self.seed)}
         arrays |= {"modulus": np.array(self.modulus), "error": np.array(self.error), "trace": self.trace}
         arrays |= {f"energy/{k}": v for k, v in energy_record(self.energy).items()}
@@ -149,7 +153,7 @@ class Witness:
             arrays["direction"] = _host(torch.as_tensor(self.direction))
         buffer = io.BytesIO()
         np.savez_compressed(buffer, **arrays)
-        return write_atomically(path, buffer.getvalue())
+        return buffer.getvalue()
 
     def plot(self, *, ax: Any = None) -> Any:
         """Draw the energy along `curve` against its chord (`plotting.plot_chord`)."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ._flow import Plane, motion_plane, principal_plane
 from ._style import COLOURS, MARKERS, STYLE
+from .convexity import plot_chord, plot_moduli, plot_second_derivative
 from .eigenvalues import eigenvalues_along, plot_eigenvalues
 from .ellipses import plot_ellipses
 from .energies import plot_energy
@@ -17,10 +18,13 @@ __all__ = [
     "Plane",
     "motion_plane",
     "eigenvalues_along",
+    "plot_chord",
     "plot_eigenvalues",
     "plot_ellipses",
     "plot_energy",
+    "plot_moduli",
     "plot_particles",
     "plot_rate",
+    "plot_second_derivative",
     "principal_plane",
 ]
