@@ -132,7 +132,7 @@ class MaskedAttention(Attention):
         """Blocks of rows against the prefix of tokens that some row of the block sees."""
         n, rows = x.shape[-2], partial(_masked_rows, kind)
         batch = torch.broadcast_shapes(x.shape[:-2], kind.batch_shape)
-        step = block_rows(n, math.prod(batch) * n * n)
+        step = block_rows(n, math.prod(batch) * n * n, x, weights)
         if step == n:
             return rows(x, s.unsqueeze(-1), x, s, weights)
 

@@ -100,6 +100,7 @@ class Schedule(Attention):
                 raise InvalidInput(f"f must keep its dimension {self.dim}, got {now.dim} at t = {t:g}")
             return now
         assert self._layers is not None
+        t = as_scalar(t, "t")
         if t < self._starts[0] or (self._end is not None and t > self._end):
             end = "inf" if self._end is None else f"{self._end:g}"
             raise InvalidInput(f"t = {t:g} lies outside the schedule [{self._starts[0]:g}, {end}]")

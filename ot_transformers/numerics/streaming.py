@@ -26,6 +26,10 @@ BLOCK = 1 << 21
 STREAM = 1 << 19
 """Pairs (times batch) of one block of a stream: it stays in cache, and its temporaries in a few MB."""
 
+RECORDED = 5 << 20
+"""The same where autograd keeps the results of the blocks: temporaries of at least 32 MB have memory of their
+own, smaller ones share a heap that the results between them fragment (1 GB at n = 16,384)."""
+
 Rows = Callable[..., Tensor]
 
 
@@ -41,9 +45,14 @@ def _in_transform() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
-def block_rows(m: int, pairs: int) -> int:
+def block_rows(m: int, pairs: int, *tensors: Tensor) -> int:
     """How many of m rows to take at once where all of them make `pairs` pairs (times batch)."""
-    return m if pairs <= BLOCK else max(1, m * STREAM // pairs)
+    if pairs <= BLOCK:
+        return m
+    block = STREAM
+    if wants_derivative(*tensors):
+        block = RECORDED * (8 // tensors[0].element_size())
+    return min(m, max(1, m * block // pairs))
 
 
 def blockwise(function: Rows, rows: tuple[Tensor, ...], others: tuple[Tensor, ...]) -> Tensor:
@@ -58,7 +67,7 @@ def blockwise(function: Rows, rows: tuple[Tensor, ...], others: tuple[Tensor, ..
     """
     m, n = rows[0].shape[-2], others[0].shape[-2]
     batch = torch.broadcast_shapes(rows[0].shape[:-2], others[0].shape[:-2])
-    step = block_rows(m, math.prod(batch) * m * n)
+    step = block_rows(m, math.prod(batch) * m * n, *rows, *others)
     if step == m:
         return function(*rows, *others)
     cuts = (tuple(t[..., i : i + step, :] for t in rows) for i in range(0, m, step))
@@ -76,8 +85,7 @@ def stream(function: Rows, blocks: Iterator[tuple[Tensor, ...]], m: int) -> Tens
         if first.requires_grad and not _in_transform():
             run = partial(checkpoint, function, use_reentrant=False, preserve_rng_state=False)
         return torch.cat([first, *(run(*block) for block in blocks)], -2)
-    # Small results kept alive between the large temporaries of the blocks fragment the heap (900 MB at
-    # n = 16,384): each is copied and freed at once.
+    # Copied and freed at once: small results kept alive between large temporaries would fragment the heap.
     out = first.new_empty(*first.shape[:-2], m, first.shape[-1])
     out[..., : first.shape[-2], :] = first
     i = first.shape[-2]

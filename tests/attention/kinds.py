@@ -46,7 +46,11 @@ BUILD: dict[str, Callable[[P], Attention]] = {
     "sigmoid": lambda p: SigmoidAttention(p["A"], p["V"], BIAS),
     "affine": lambda p: AffineBlock(p["W"], p["c"]),
     "multihead": lambda p: MultiHeadAttention(
-        [SoftmaxAttention(p["A"], p["V"]), L2Attention(p["Q"], p["K"], p["V"]), SigmoidAttention(p["A"], p["W"])],
+        [
+            SoftmaxAttention(p["A"], p["V"]),
+            L2Attention(p["Q"], p["K"], p["V"]),
+            SigmoidAttention(p["A"], p["W"]),
+        ],
         [p["W"], p["U"], p["V"]],
     ),
 }

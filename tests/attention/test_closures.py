@@ -47,7 +47,9 @@ def test_reference_values(reference: Any, case: str) -> None:
             field = attention.affine(gaussian)
             close(field.b, r[name]["b"].ravel())
             close(field.M, r[name]["M"])
-    both = MultiHeadAttention([heads(r)["softmax"], heads(r)["l2"]], [r["A"], r["V"]]).affine(Gaussian(m, r["S"]))
+    both = MultiHeadAttention([heads(r)["softmax"], heads(r)["l2"]], [r["A"], r["V"]]).affine(
+        Gaussian(m, r["S"])
+    )
     close(both.M, r["A"] @ r["softmax"]["M"] + r["V"] @ r["l2"]["M"])
     close(both.b, (r["A"] @ r["softmax"]["b"] + r["V"] @ r["l2"]["b"]).ravel())
 
@@ -107,7 +109,7 @@ def test_l2_closure_of_a_large_nearly_degenerate_covariance(size: float) -> None
 
 
 def test_l2_closure_where_the_covariance_overflows_is_not_an_exception() -> None:
-    b, M = L2Attention(1.0, 1.0, 1.0).raw_affine(torch.zeros(1), torch.full((1, 1), torch.inf))
+    _, M = L2Attention(1.0, 1.0, 1.0).raw_affine(torch.zeros(1), torch.full((1, 1), torch.inf))
     assert not torch.isfinite(M).any()
 
 
@@ -119,7 +121,9 @@ def test_derivatives_of_the_closure(kind: str) -> None:
         attention: Any = MultiHeadAttention(heads, [p["W"], p["U"], p["V"]])
     else:
         attention = BUILD[kind](p)
-    m, L = (torch.from_numpy(np.random.default_rng(0).normal(size=s)).requires_grad_() for s in ((2,), (2, 2)))
+    m, L = (
+        torch.from_numpy(np.random.default_rng(0).normal(size=s)).requires_grad_() for s in ((2,), (2, 2))
+    )
     assert torch.autograd.gradcheck(attention.raw_affine, (m, L))
     assert torch.autograd.gradgradcheck(attention.raw_affine, (m, L))
 

@@ -36,6 +36,7 @@ def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     if request.param == "streaming":
         monkeypatch.setattr(streaming, "BLOCK", 1)
         monkeypatch.setattr(streaming, "STREAM", 40)
+        monkeypatch.setattr(streaming, "RECORDED", 40)
     return str(request.param)
 
 
@@ -118,7 +119,11 @@ def test_fault_caller_array_changed_in_place(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_first_and_second_derivatives_in_tokens_weights_and_parameters(kind: str, blocks: str) -> None:
     x, w, p = problem(4, 2)
-    names = [k for k in p if k in {"softmax": "AV", "l2": "QKV", "affine": "Wc", "multihead": "AQW"}.get(kind, "AV")]
+    names = [
+        k
+        for k in p
+        if k in {"softmax": "AV", "l2": "QKV", "affine": "Wc", "multihead": "AQW"}.get(kind, "AV")
+    ]
 
     def velocity(x: Tensor, logits: Tensor, *parameters: Tensor) -> Tensor:
         q = {**p, **dict(zip(names, parameters, strict=True))}
@@ -269,7 +274,9 @@ def test_two_tokens_and_one_in_closed_form() -> None:
     """mu = (delta_s + delta_-s) / 2: softmax is s tanh(a s x), L2 s tanh(2 q k s x)."""
     s, x = 0.8, np.linspace(-1, 1, 5)[:, None]
     mu = np.array([[s], [-s]])
-    np.testing.assert_allclose(SoftmaxAttention(1.3, 2.0).field(mu, x), 2 * s * np.tanh(1.3 * s * x), rtol=1e-13)
+    np.testing.assert_allclose(
+        SoftmaxAttention(1.3, 2.0).field(mu, x), 2 * s * np.tanh(1.3 * s * x), rtol=1e-13
+    )
     np.testing.assert_allclose(
         L2Attention(0.6, 1.5, 2.0).field(mu, x), 2 * s * np.tanh(2 * 0.6 * 1.5 * s * x), rtol=1e-13
     )
