@@ -6,6 +6,7 @@ flow (`gradient_structure`), JKO steps, and the (non)convexity of its energies.
 
 from __future__ import annotations
 
+from ._version import __version__ as __version__
 from .attention import (
     AffineBlock,
     L2Attention,
@@ -74,8 +75,6 @@ from .metrics import (
     sinkhorn_coupling,
 )
 from .models import Head, load_head, load_tokens
-
-__version__ = "0.1.0"
 
 __all__ = [
     "BuresGeodesic",

@@ -157,7 +157,7 @@ def _read(path: str | Path) -> Mapping[str, Any]:
 
 def sealed(data: dict[str, Any], precision: int, reason: str = "") -> Certificate:
     """Prove, and write down claim, enclosure and digest."""
-    from .. import __version__
+    from .._version import __version__
 
     content: dict[str, Any] = {"format": FORMAT, "version": __version__, "precision": precision, **data}
     proof = prove(content) if not reason else Proof(reason, "", None)

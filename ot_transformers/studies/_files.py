@@ -31,7 +31,7 @@ def write_folder(
     An earlier result folder is replaced; files in it that a study did not write are carried over.
     """
     target = check_out(out)
-    from .. import __version__
+    from .._version import __version__
 
     config = {
         "study": study,

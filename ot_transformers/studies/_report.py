@@ -60,7 +60,7 @@ footer { margin-top: 3rem; color: var(--soft); font-size: .85rem; }
 
 def render(result: StudyResult, images: Mapping[str, str]) -> str:
     """Return the page; `images` maps figure names to SVG text."""
-    from .. import __version__
+    from .._version import __version__
 
     failed = [f for f in result.findings if f.passed is False]
     tested = [f for f in result.findings if f.passed is not None]
