@@ -51,7 +51,7 @@ def describe(value: object) -> str:
     """Say in a few words what came: type, shape and dtype."""
     if isinstance(value, Tensor | np.ndarray):
         return f"{type(value).__name__} of shape {tuple(value.shape)} and dtype {value.dtype}"
-    text = repr(value)
+    text = " ".join(repr(value).split())  # an error is one line
     return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
 
 
