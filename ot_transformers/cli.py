@@ -131,6 +131,48 @@ def jko(
     _run("jko", "JKOConfig", _given(locals()), out, config, quiet)
 
 
+@app.command()
+def convexity(
+    tokens: Tokens = None,
+    preset: Annotated[
+        str | None,
+        typer.Option(help="Named A, V; `list` prints them. [default: repulsive, V = I and A = -I]"),
+    ] = None,
+    matrices: Matrices = None,
+    scale: Scale = None,
+    eps: Eps = None,
+    n: Annotated[int | None, typer.Option("--n", help="Particles a cloud. [default: 8]")] = None,
+    d: Annotated[int | None, typer.Option("--d", help="Principal components kept. [default: 2]")] = None,
+    curves: Annotated[int | None, typer.Option(help="Curves a family, random measures. [default: 4]")] = None,
+    real: Annotated[int | None, typer.Option(help="Curves a family, real tokens. [default: 2]")] = None,
+    n_points: Annotated[int | None, typer.Option(help="Times a curve. [default: 17]")] = None,
+    starts: Annotated[
+        int | None, typer.Option(help="Starts of the search for witnesses. [default: 6]")
+    ] = None,
+    seed: Seed = None,
+    check: Annotated[
+        Path | None, typer.Option(help="Prove the certificate in this file again, and stop.")
+    ] = None,
+    out: Out = None,
+    config: Config = None,
+    quiet: Quiet = False,
+) -> None:
+    """Probe the convexity of the energies along geodesics, and certify witnesses against it."""
+    if check is not None:
+        _check_certificate(check)
+        return
+    _run("convexity", "ConvexityConfig", _given(locals()), out, config, quiet)
+
+
+def _check_certificate(file: Path) -> None:
+    found = import_module(".studies.convexity", __package__).check(str(file))
+    if not found.valid:
+        typer.echo(f"NOT proved: {found.reason}")
+        raise typer.Exit(1)
+    low, high = found.enclosure
+    typer.echo(f"proved: {found.claim} Second derivative in [{low:.6g}, {high:.6g}].")
+
+
 def _given(values: dict[str, Any]) -> dict[str, Any]:
     """The options that were given on the command line."""
     return {k: v for k, v in values.items() if v is not None and k not in ("out", "config", "quiet")}
