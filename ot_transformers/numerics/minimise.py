@@ -61,14 +61,15 @@ def lbfgs(
 
     Notes
     -----
-    Near the minimum differences of values are rounding: a step is then also accepted if the value rises by at
-    most a few ulp, and the best point by gradient norm is kept. Stops where neither value nor gradient norm
+    Near the minimum differences of values are rounding, or the noise of an inner iteration: a step is then
+    also accepted if the value rises by at most 1e-12 of itself (64 ulp in float32) while the slope falls, and
+    the best point by gradient norm is kept. Stops where neither value nor gradient norm
     has improved for 15 iterations.
     """
     value, gradient = evaluate(y)
     best = Minimum(y, value, _norm(gradient), _norm(gradient) <= tolerance, 0)
     history: list[tuple[Tensor, Tensor, Tensor]] = []
-    ulp = 4 * torch.finfo(y.dtype).eps
+    ulp, noise = 4 * torch.finfo(y.dtype).eps, _noise(y)
     n_iter = stalled = 0
     while n_iter < max_iter and stalled < _PATIENCE and not bool(best.converged.all()):
         n_iter += 1
@@ -84,7 +85,11 @@ def lbfgs(
             trial = y + step.unsqueeze(-1) * direction
             v, g = evaluate(trial)
             bound = value + _ARMIJO * step * slope + ulp * value.abs()
-            good = waiting & (v <= bound) & torch.isfinite(g).all(-1)
+            # Differences of values within their noise say nothing: there the slope decides (Hager, Zhang 2005).
+            level = (v <= value + noise * value.abs()) & (
+                (direction * g).sum(-1).abs() <= (1 - 2 * _ARMIJO) * slope.abs()
+            )
+            good = waiting & ((v <= bound) | level) & torch.isfinite(g).all(-1)
             new_y, new_gradient = (
                 torch.where(good.unsqueeze(-1), a, b) for a, b in ((trial, new_y), (g, new_gradient))
             )
@@ -111,7 +116,7 @@ def lbfgs(
 
 
 def _better(best: Minimum, y: Tensor, value: Tensor, norm: Tensor, tolerance: Tensor) -> Minimum:
-    slack = 16 * torch.finfo(y.dtype).eps * best.value.abs()
+    slack = _noise(y) * best.value.abs()
     better = (value < best.value - slack) | ((value <= best.value + slack) & (norm < best.gradient_norm))
     kept = torch.where(better, norm, best.gradient_norm)
     return Minimum(
@@ -121,6 +126,10 @@ def _better(best: Minimum, y: Tensor, value: Tensor, norm: Tensor, tolerance: Te
         kept <= tolerance,
         best.n_iter,
     )
+
+
+def _noise(y: Tensor) -> float:
+    return max(64 * torch.finfo(y.dtype).eps, 1e-12)
 
 
 def _norm(v: Tensor) -> Tensor:
