@@ -105,7 +105,8 @@ def solve(
     mu = of_kind(mu, common_kind(mu, attention))
     jumps = attention.jumps if isinstance(attention, Schedule) else ()
     if isinstance(attention, Schedule):
-        attention.at(opts.t_end)  # a schedule that ends before t_end says so now
+        for t in (0.0, opts.t_end):
+            attention.at(t)  # a schedule that does not cover [0, t_end] says so now
     return drive(_systems(attention), mu, opts, jumps, named(energy))
 
 

@@ -64,7 +64,8 @@ class Trajectory:
     energy_rates: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict)
     stats: Mapping[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
-    resume: Callable[[Measure, float, float], Measure] | None = None
+    resume: Callable[[Measure, float, float], Measure] | None = field(default=None, repr=False)
+    initial: Measure | None = field(default=None, repr=False)
 
     @property
     def valid(self) -> np.ndarray[Any, Any]:
@@ -75,7 +76,7 @@ class Trajectory:
         return (self.times.reshape(shape) <= ends) | converged
 
     def at(self, t: float) -> Measure:
-        """The measure at a time between 0 and the end of the flow.
+        """The measure at a time between 0 and the last save time.
 
         A saved time gives its saved state; any other is integrated from the saved state before it, with the
         tolerances of the flow. A trajectory read from a file, or made by JKO steps, has no velocity to do so
@@ -87,8 +88,11 @@ class Trajectory:
             t outside the times of the trajectory.
         """
         s = as_scalar(t, "t")
-        if not self.times[0] <= s <= self.times[-1]:
-            raise InvalidInput(f"t must lie in [{self.times[0]:g}, {self.times[-1]:g}], got {s:g}")
+        first = 0.0 if self.initial is not None else self.times[0]
+        if not first <= s <= self.times[-1]:
+            raise InvalidInput(f"t must lie in [{first:g}, {self.times[-1]:g}], got {s:g}")
+        if s < self.times[0] and self.initial is not None and self.resume is not None:
+            return self.resume(self.initial, 0.0, s) if s > 0 else self.initial
         i = int(np.searchsorted(self.times, s, side="right")) - 1
         if self.times[i] == s or self.resume is None:
             return self.states[i]

@@ -1,0 +1,219 @@
+"""Gradient flows: dissipation, metrics, closed forms; structures of attentions."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import ot_transformers as otf
+
+from .closed_forms import random_spd
+
+
+def problem(sign, d=3, seed=0, rank=None):
+    """A symmetric (of a rank), D SPD, V = sign D A."""
+    rng = np.random.default_rng(seed)
+    B = rng.standard_normal((d, rank or d))
+    A = 0.4 * (B * rng.choice([-1.0, 1.0], rank or d)) @ B.T
+    D = random_spd(rng, d) + 0.5 * np.eye(d)
+    return A, D, sign * D @ A
+
+
+KINDS = {
+    "softmax": otf.SoftmaxAttention,
+    "sinkhorn": lambda A, V: otf.SinkhornAttention(A, V, 0.7, tol=1e-12),
+    "unnormalised": otf.UnnormalisedAttention,
+    "linear": otf.LinearAttention,
+    "sigmoid": lambda A, V: otf.SigmoidAttention(A, V, -0.4),
+}
+
+
+@pytest.mark.parametrize("rank", [3, 2, 1])
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_attention_is_minus_the_gradient_of_its_structure(kind, sign, rank):
+    """In velocity: on weighted particles to 1e-10 and on Gaussians to 1e-11; singular A as well."""
+    A, D, V = problem(sign, rank=rank)
+    attention = KINDS[kind](A, V)
+    found = otf.gradient_structure(attention)
+    assert found.sign == sign
+    assert found.residual <= 1e-12
+    np.testing.assert_allclose(sign * found.D @ A, V, atol=1e-12)
+    assert np.linalg.eigvalsh(found.D)[0] > 0
+    if rank == 3:
+        np.testing.assert_allclose(found.D, D, rtol=1e-8)
+    rng = np.random.default_rng(3)
+    p = otf.Particles(0.5 * rng.standard_normal((9, 3)), rng.dirichlet(np.ones(9)))
+    g = found.energy.wasserstein_gradient(p)
+    v = -found.metric.raw_particles_riesz(p.x_t, p.weights_t, _tensor(g)).numpy()
+    np.testing.assert_allclose(v, attention.velocity(p), rtol=1e-10, atol=1e-11)
+    if attention.preserves_gaussians:
+        n = otf.Gaussian(0.3 * rng.standard_normal(3), 0.1 * random_spd(rng, 3))
+        field = found.energy.wasserstein_gradient(n)
+        b, M = found.metric.raw_gaussian_riesz(n.mean_t, n.cov_t, field.b_t, field.M_t / 2)
+        exact = attention.affine(n)
+        np.testing.assert_allclose(-b.numpy(), exact.b, rtol=1e-10, atol=1e-11)
+        np.testing.assert_allclose(-M.numpy(), exact.M, rtol=1e-9, atol=1e-10)
+
+
+def _tensor(array):
+    import torch
+
+    return torch.as_tensor(np.asarray(array))
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("kind", ["softmax", "sinkhorn", "linear"])
+def test_flows_of_attention_and_of_its_energy_are_one_curve(kind, sign):
+    A, _, V = problem(sign)
+    attention = KINDS[kind](A, V)
+    found = otf.gradient_structure(attention)
+    rng = np.random.default_rng(4)
+    options = {"save_at": [0.0, 0.1, 0.2], "rtol": 1e-10, "atol": 1e-12}
+    n = otf.Gaussian(0.3 * rng.standard_normal(3), 0.1 * random_spd(rng, 3))
+    a = otf.solve(attention, n, 0.2, energy=found.energy, **options)
+    b = otf.gradient_flow(found.energy, n, 0.2, metric=found.metric, **options)
+    np.testing.assert_allclose(a.states[-1].cov, b.states[-1].cov, rtol=1e-9)
+    np.testing.assert_allclose(a.energy_rates["energy"], b.energy_rates["energy"], rtol=1e-8)
+    p = otf.Particles(0.5 * rng.standard_normal((8, 3)))
+    a = otf.solve(attention, p, 0.2, **options)
+    b = otf.gradient_flow(found.energy, p, 0.2, metric=found.metric, **options)
+    np.testing.assert_allclose(a.states[-1].x, b.states[-1].x, rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_energy_falls_at_the_squared_norm_of_the_gradient(kind):
+    """dE/dt = -g(v, v), with the metric's own inner product."""
+    A, _, V = problem(-1)
+    attention = KINDS[kind](A, V)
+    found = otf.gradient_structure(attention)
+    rng = np.random.default_rng(5)
+    measures = [otf.Particles(0.5 * rng.standard_normal((7, 3)))]
+    if attention.preserves_gaussians:
+        measures.append(otf.Gaussian(0.2 * np.ones(3), 0.1 * random_spd(rng, 3)))
+    for mu in measures:
+        run = otf.gradient_flow(found.energy, mu, 0.1, metric=found.metric, save_at=[0.0, 0.1])
+        for rate, state in zip(run.energy_rates["energy"], run.states, strict=True):
+            v = attention.affine(state) if isinstance(state, otf.Gaussian) else attention.velocity(state)
+            assert rate == pytest.approx(-float(found.metric.inner(state, v, v)), rel=1e-8)
+            assert rate < 0
+        assert np.diff(run.energies["energy"]) < 0
+
+
+def test_default_metrics_on_a_quadratic_potential():
+    """F = E|x|^2 / 2: everything decays like e^-t, whatever the measure."""
+    energy = otf.PotentialEnergy(lambda x: 0.5 * x.square().sum(-1))
+    g = otf.Gaussian(np.ones(2), np.diag([1.0, 0.0]))
+    run = otf.gradient_flow(energy, g, 1.0, save_at=[1.0])
+    np.testing.assert_allclose(run.states[-1].cov, np.exp(-2) * np.diag([1.0, 0.0]), rtol=1e-7, atol=1e-15)
+    x = np.random.default_rng(6).standard_normal((5, 2))
+    run = otf.gradient_flow(energy, otf.Particles(x), 1.0, save_at=[1.0])
+    np.testing.assert_allclose(run.states[-1].x, np.exp(-1) * x, rtol=1e-7)
+
+
+def test_ornstein_uhlenbeck_from_relative_entropy():
+    """KL(. | N(0, 1)): variance 1 + (s0 - 1) e^(-2t), mean m0 e^-t."""
+    run = otf.gradient_flow(
+        otf.KLDivergence(otf.Gaussian([0.0], [[1.0]])),
+        otf.Gaussian([1.0], [[3.0]]),
+        0.8,
+        save_at=[0.8],
+        rtol=1e-10,
+    )
+    assert run.states[-1].cov[0, 0] == pytest.approx(1 + 2 * np.exp(-1.6), rel=1e-9)
+    assert run.states[-1].mean[0] == pytest.approx(np.exp(-0.8), rel=1e-9)
+
+
+def test_heads_with_one_mobility_add_up():
+    A1, D, V1 = problem(1)
+    A2, _, _ = problem(-1, seed=7)
+    W = np.random.default_rng(8).standard_normal((3, 3))
+    heads = otf.MultiHeadAttention(
+        [otf.SinkhornAttention(A1, V1, tol=1e-12), otf.LinearAttention(A2, -W @ D @ A2), otf.AffineBlock(D)],
+        [np.eye(3), np.linalg.inv(W), -np.eye(3)],
+    )
+    found = otf.gradient_structure(heads)
+    np.testing.assert_allclose(found.D, D, rtol=1e-8)
+    assert found.sign == 0
+    n = otf.Gaussian(np.ones(3), 0.2 * np.eye(3))
+    p = otf.Particles(0.5 * np.random.default_rng(9).standard_normal((6, 3)))
+    np.testing.assert_allclose(
+        -found.energy.wasserstein_gradient(p) @ found.D, heads.velocity(p), rtol=1e-8, atol=1e-9
+    )
+    np.testing.assert_allclose(
+        -found.D @ found.energy.wasserstein_gradient(n).M, heads.affine(n).M, rtol=1e-8
+    )
+
+
+def test_softmax_heads_with_one_score_are_one_head():
+    A, D, V = problem(1)
+    two = otf.MultiHeadAttention([otf.SoftmaxAttention(A, 0.3 * V), otf.SoftmaxAttention(A, 0.7 * V)])
+    found = otf.gradient_structure(two)
+    assert isinstance(found.metric, otf.TwistedWasserstein)
+    np.testing.assert_allclose(found.D, D, rtol=1e-8)
+
+
+def test_affine_blocks_with_real_eigenvalues():
+    """W = D H, neither symmetric nor normal; x' = W x + c descends a quadratic potential."""
+    A, D, _ = problem(1)
+    W, c = D @ A, np.array([0.3, -1.0, 0.5])
+    found = otf.gradient_structure(otf.AffineBlock(W, c))
+    x = np.random.default_rng(10).standard_normal((4, 3))
+    v = -found.energy.wasserstein_gradient(otf.Particles(x)) @ found.D
+    np.testing.assert_allclose(v, x @ W.T + c, rtol=1e-9, atol=1e-10)
+    with pytest.raises(otf.NotAGradientFlow, match="W of the affine block"):
+        otf.gradient_structure(otf.AffineBlock(np.array([[0.0, 1.0], [-1.0, 0.0]])))
+
+
+@pytest.mark.parametrize(
+    ("attention", "message", "residual"),
+    [
+        (otf.SoftmaxAttention([[0.0, 2.0], [0.0, 0.0]], np.eye(2)), "A is not symmetric", np.sqrt(2)),
+        (otf.SinkhornAttention(np.diag([1.0, -1.0]), np.eye(2)), "D is not positive definite", 1.0),
+        (otf.LinearAttention(np.eye(2), [[1.0, 1.0], [0.0, 1.0]]), "V is not sign D A", None),
+        (otf.L2Attention(np.eye(2), 0.5 * np.eye(2), np.eye(2)), r"\|K\^T K\| / \|K\^T Q\| = 0.5", 0.5),
+        (otf.MaskedAttention(otf.SoftmaxAttention(np.eye(2), np.eye(2))), "a mask", 1.0),
+        (
+            otf.MultiHeadAttention(
+                [otf.SoftmaxAttention(np.eye(2), np.eye(2)), otf.SoftmaxAttention(3 * np.eye(2), np.eye(2))]
+            ),
+            "different twisted metrics",
+            2.0,
+        ),
+        (
+            otf.MultiHeadAttention(
+                [otf.SoftmaxAttention(np.eye(2), np.eye(2)), otf.LinearAttention(np.eye(2), np.eye(2))]
+            ),
+            "none in common",
+            1.0,
+        ),
+        (
+            otf.MultiHeadAttention(
+                [
+                    otf.LinearAttention(np.eye(2), np.eye(2)),
+                    otf.SinkhornAttention(np.eye(2), np.diag([1.0, 3.0])),
+                ]
+            ),
+            "no common mobility",
+            None,
+        ),
+    ],
+    ids=["asymmetric", "indefinite", "sheared", "l2", "masked", "two-softmax", "mixed", "two-mobilities"],
+)
+def test_what_is_not_a_gradient_flow_says_why(attention, message, residual):
+    with pytest.raises(otf.NotAGradientFlow, match=message) as caught:
+        otf.gradient_structure(attention)
+    if residual is not None:
+        assert caught.value.residual == pytest.approx(residual, rel=1e-12)
+    assert 0.05 < caught.value.residual < 10
+
+
+def test_residual_does_not_depend_on_scale():
+    A, _, V = problem(1)
+    E = np.random.default_rng(11).standard_normal((3, 3))
+    residuals = []
+    for scale in (1.0, 1e-9, 1e9):
+        with pytest.raises(otf.NotAGradientFlow) as caught:
+            otf.gradient_structure(otf.SoftmaxAttention(scale * (A + 0.1 * E), V / scale))
+        residuals.append(caught.value.residual)
+    np.testing.assert_allclose(residuals, residuals[0], rtol=1e-9)

@@ -1,0 +1,113 @@
+"""Trajectories: dense output, files, energies, progress."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import ot_transformers as otf
+
+
+def gaussian_run(**options):
+    g = otf.Gaussian.from_factor(np.array([0.3, -0.2]), np.array([[1.0], [0.5]]))
+    return otf.solve(otf.SoftmaxAttention(-np.eye(2), np.eye(2)), g, 2.0, save_at=[0.0, 1.0, 2.0], **options)
+
+
+def test_dense_output_has_the_accuracy_of_the_flow():
+    """V = I, A = -I, S of rank one along u: |S| = s0 / (1 + 2 t s0)."""
+    run = gaussian_run(rtol=1e-10, atol=1e-12)
+    for t in (0.0, 0.1, 0.77, 1.0, 1.999, 2.0):
+        assert np.trace(run.at(t).cov) == pytest.approx(1.25 / (1 + 2 * t * 1.25), rel=1e-9)
+
+
+def test_a_saved_time_gives_the_saved_state():
+    run = gaussian_run()
+    assert run.at(1.0) is run.states[1]
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "particles", "weighted", "positioned", "batch", "torch"])
+def test_files_give_back_what_was_saved(tmp_path, kind):
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((5, 2))
+    attention: otf.SoftmaxAttention | otf.MaskedAttention = otf.SoftmaxAttention(np.eye(2), -np.eye(2))
+    energy = otf.InteractionEnergy(-np.eye(2))
+    measure = {
+        "gaussian": otf.Gaussian.from_factor(np.ones(2), np.array([[1.0], [0.0]])),
+        "particles": otf.Particles(x),
+        "weighted": otf.Particles(x, np.array([0.1, 0.2, 0.3, 0.4, 0.0])),
+        "positioned": otf.PositionedParticles(x, np.linspace(0, 1, 5)),
+        "batch": otf.Gaussian(np.zeros((3, 2)), np.eye(2)),
+        "torch": otf.Particles(torch.tensor(x, dtype=torch.float32)),
+    }[kind]
+    if kind == "positioned":
+        attention = otf.MaskedAttention(attention)
+    run = otf.solve(attention, measure, 0.2, energy=energy, save_at=[0.0, 0.1, 0.2])
+    back = otf.Trajectory.load(run.save(tmp_path / "deep" / "run.npz"))
+    np.testing.assert_array_equal(back.times, run.times)
+    np.testing.assert_array_equal(np.asarray(back.status), np.asarray(run.status))
+    np.testing.assert_array_equal(back.energies["energy"], run.energies["energy"])
+    np.testing.assert_array_equal(back.energy_rates["energy"], run.energy_rates["energy"])
+    np.testing.assert_array_equal(np.asarray(back.blow_up_time), np.asarray(run.blow_up_time))
+    assert back.stats["n_steps"] == run.stats["n_steps"]
+    for a, b in zip(back.states, run.states, strict=True):
+        assert type(a) is type(b)
+        assert a.kind == b.kind
+        assert a.dtype == b.dtype
+        for name in ("factor", "mean", "x", "weights", "s"):
+            if hasattr(b, name):
+                np.testing.assert_array_equal(np.asarray(getattr(a, name)), np.asarray(getattr(b, name)))
+    assert list(tmp_path.glob("deep/*")) == [tmp_path / "deep" / "run.npz"]
+
+
+def test_a_file_of_anything_else_is_refused(tmp_path):
+    np.savez(tmp_path / "other.npz", x=np.ones(3))
+    np.save(tmp_path / "objects.npy", np.array([{}], dtype=object), allow_pickle=True)
+    (tmp_path / "text.npz").write_text("not a zip")
+    for name in ("other.npz", "objects.npy", "text.npz", "missing.npz"):
+        with pytest.raises(otf.InvalidInput, match="path is not a trajectory file"):
+            otf.Trajectory.load(tmp_path / name)
+
+
+def test_a_loaded_trajectory_gives_the_state_before_t(tmp_path):
+    run = gaussian_run()
+    back = otf.Trajectory.load(run.save(tmp_path / "run.npz"))
+    np.testing.assert_array_equal(back.at(1.7).cov, run.states[1].cov)
+
+
+def test_recorded_rates_are_the_derivatives_of_recorded_energies():
+    """dE/dt along any flow, also one that is not a gradient flow, by central differences."""
+    rng = np.random.default_rng(1)
+    A, V = 0.5 * rng.standard_normal((2, 2, 2))
+    h = 1e-4
+    for measure in (otf.Gaussian(np.ones(2), 0.3 * np.eye(2)), otf.Particles(rng.standard_normal((6, 2)))):
+        run = otf.solve(
+            otf.SoftmaxAttention(A, V),
+            measure,
+            1.0,
+            energy={"E": otf.InteractionEnergy(0.3 * np.eye(2)), "F": otf.SelfTransportEnergy(np.eye(2))},
+            save_at=[0.5 - h, 0.5, 0.5 + h],
+            rtol=1e-11,
+            atol=1e-12,
+        )
+        for name in ("E", "F"):
+            e = run.energies[name]
+            slope = (e[2] - e[0]) / (2 * h)
+            assert run.energy_rates[name][1] == pytest.approx(slope, rel=1e-5)
+
+
+def test_progress_is_reported_and_ends_at_one():
+    seen: list[float] = []
+    gaussian_run(progress=seen.append)
+    assert seen == sorted(seen)
+    assert seen[-1] == 1.0
+    gaussian_run(progress=True)
+
+
+def test_a_trajectory_is_frozen_and_its_start_is_not_written():
+    x = np.ones((3, 2)) * np.arange(3)[:, None]
+    before = x.copy()
+    run = otf.solve(otf.SoftmaxAttention(np.eye(2), np.eye(2)), otf.Particles(x), 0.1)
+    np.testing.assert_array_equal(x, before)
+    with pytest.raises(AttributeError):
+        run.status = "completed"  # type: ignore[misc]
