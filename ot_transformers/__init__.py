@@ -7,6 +7,18 @@ flow (`gradient_structure`), JKO steps, and the (non)convexity of its energies.
 from __future__ import annotations
 
 from ._version import __version__ as __version__
+from .analysis import (
+    CLASSES,
+    PhaseDiagram,
+    classify,
+    clustering_report,
+    gaussianity,
+    mean_field_experiment,
+    numerical_rank,
+    phase_diagram,
+    stability_constant,
+    stability_experiment,
+)
 from .attention import (
     AffineBlock,
     L2Attention,
@@ -77,6 +89,16 @@ from .metrics import (
 from .models import Head, load_head, load_tokens
 
 __all__ = [
+    "CLASSES",
+    "PhaseDiagram",
+    "classify",
+    "clustering_report",
+    "gaussianity",
+    "mean_field_experiment",
+    "numerical_rank",
+    "phase_diagram",
+    "stability_constant",
+    "stability_experiment",
     "BuresGeodesic",
     "Certificate",
     "ConvexityProbe",

@@ -82,7 +82,9 @@ def clustering_report(
     w = p.weights_t.detach().cpu().double().numpy()
     rank = int(p.to_gaussian().rank())
     if p.n == 1:
-        return ClusteringReport(1, scale or 0.0, np.inf, np.zeros(1, int), np.ones(1), np.zeros(1, int), 0.0, 0)
+        return ClusteringReport(
+            1, scale or 0.0, np.inf, np.zeros(1, int), np.ones(1), np.zeros(1, int), 0.0, 0
+        )
     pairs = pdist(x)
     diameter = float(pairs.max())
     tree = linkage(pairs, "single")

@@ -14,7 +14,12 @@ CENTRES = np.array([[0.0, 0.0], [10.0, 0.0], [0.0, 10.0]])
 
 def three_clusters(scale: float) -> np.ndarray:
     rng = np.random.default_rng(0)
-    return np.concatenate([c + 0.3 * scale * rng.standard_normal((m, 2)) for c, m in zip(scale * CENTRES, (5, 9, 7))])
+    return np.concatenate(
+        [
+            c + 0.3 * scale * rng.standard_normal((m, 2))
+            for c, m in zip(scale * CENTRES, (5, 9, 7), strict=True)
+        ]
+    )
 
 
 @pytest.mark.parametrize("scale", [1e-8, 1.0, 1e6])

@@ -1,0 +1,220 @@
+"""Phase diagrams: the long-run class of Gaussian flows over one or two parameters and random ensembles."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..arrays import check_count, check_positive, describe
+from ..attention import Attention
+from ..errors import InvalidInput
+from ..flows import solve
+from ..measures import Gaussian
+from .classify import CLASSES, classify
+
+__all__ = ["Build", "PhaseDiagram", "phase_diagram"]
+
+Build = Callable[[Mapping[str, np.ndarray[Any, Any]], np.random.Generator], tuple[Attention, Gaussian]]
+"""(values of each parameter (B,), generator) -> attention with parameters (B, d, d), Gaussian of batch (B,)."""
+
+Job = tuple[int, dict[str, np.ndarray[Any, Any]]]
+Mapper = Callable[[Callable[[Job], dict[str, np.ndarray[Any, Any]]], Iterable[Job]], Iterable[Any]]
+
+_FIELDS = ("code", "rank", "numerical_rank", "growth_rate", "blow_up_time", "blow_up_error", "trace")
+
+
+@dataclass(frozen=True, eq=False)
+class PhaseDiagram:
+    """Result of `phase_diagram`; arrays have shape (n_1[, n_2], n_draws).
+
+    Attributes
+    ----------
+    axes : dict of name -> (n_k,) values
+    code : class of each trajectory, an index into `CLASSES`
+    rank : rank of the limit where it converges, -1 elsewhere
+    numerical_rank : eigenvalues above a relative threshold at the last time reached
+    growth_rate : d log tr(S) / dt there
+    blow_up_time, blow_up_error : inf and 0 where there is none
+    trace : tr(S) at the last time reached
+    """
+
+    axes: dict[str, np.ndarray[Any, Any]]
+    code: np.ndarray[Any, Any]
+    rank: np.ndarray[Any, Any]
+    numerical_rank: np.ndarray[Any, Any]
+    growth_rate: np.ndarray[Any, Any]
+    blow_up_time: np.ndarray[Any, Any]
+    blow_up_error: np.ndarray[Any, Any]
+    trace: np.ndarray[Any, Any]
+
+    def fraction(self, label: str) -> np.ndarray[Any, Any]:
+        """Share of the draws in a class, shape (n_1[, n_2])."""
+        if label not in CLASSES:
+            raise InvalidInput(f"label must be one of {', '.join(CLASSES)}, got {describe(label)}")
+        return np.mean(self.code == CLASSES.index(label), axis=-1)
+
+    def save(self, file: str | Path) -> Path:
+        """Write as NPZ (atomically: a temporary file, then a rename)."""
+        axes = {f"axis_{i}": values for i, values in enumerate(self.axes.values())}
+        names = np.array(list(self.axes))
+        return _write(Path(file), {**{f: getattr(self, f) for f in _FIELDS}, **axes, "names": names})
+
+    @classmethod
+    def load(cls, file: str | Path) -> PhaseDiagram:
+        """Read what `save` wrote."""
+        with np.load(Path(file), allow_pickle=False) as data:
+            axes = {str(name): data[f"axis_{i}"] for i, name in enumerate(data["names"])}
+            return cls(axes, *(data[f] for f in _FIELDS))
+
+
+def phase_diagram(
+    build: Build,
+    axes: Mapping[str, Sequence[float]],
+    *,
+    t_end: float,
+    n_draws: int = 1,
+    seed: int = 0,
+    chunk: int = 1000,
+    file: str | Path | None = None,
+    rtol: float = 1e-7,
+    atol: float = 1e-9,
+    max_steps: int = 20_000,
+    progress: Callable[[int, int], None] | None = None,
+    mapper: Mapper = map,
+) -> PhaseDiagram:
+    """Flow a Gaussian for every point of a grid and every random draw, and classify each trajectory.
+
+    All trajectories of a chunk are one batched solve, each with its own adaptive step. With `file`, each
+    finished chunk is saved at once; a later call with the same arguments resumes there and gives the same
+    result as an undisturbed run, since the randomness of chunk k depends on (seed, k) alone.
+
+    Parameters
+    ----------
+    build : callable
+        From the parameters of a chunk, {name: (B,) array}, and a `numpy.random.Generator` to a batched
+        attention and a batched Gaussian.
+    axes : dict of one or two names -> values
+    t_end : float > 0
+    n_draws : int
+        Random draws for each grid point (the generator's business to use).
+    seed, chunk : int
+    file : path, optional
+        NPZ for saving as it goes; "<file>.part" holds finished chunks until the diagram is complete.
+    progress : callable (done, total), optional
+    mapper : callable (function, jobs) -> results in order
+        How chunks are run: the builtin `map`, or `ot_transformers.cluster.dask_mapper(client)`.
+
+    Raises
+    ------
+    InvalidInput
+        No or more than two axes, an empty axis, a partial file of another diagram, or a `build` that
+        returns something else than a batched pair.
+    """
+    if not isinstance(axes, Mapping) or len(axes) not in (1, 2):
+        raise InvalidInput(f"axes must name one or two parameters, got {describe(axes)}")
+    grid = {name: _axis(name, values) for name, values in axes.items()}
+    check_positive(t_end, "t_end")
+    check_count(n_draws, "n_draws")
+    check_count(chunk, "chunk")
+    check_count(seed, "seed", 0)
+    shape = (*(len(v) for v in grid.values()), n_draws)
+    total = int(np.prod(shape))
+    mesh = np.meshgrid(*grid.values(), np.arange(n_draws), indexing="ij")[:-1]
+    flat = {name: values.reshape(-1) for name, values in zip(grid, mesh, strict=True)}
+    stamp = _stamp(grid, t_end, n_draws, seed, chunk, rtol, atol, max_steps)
+    part = None if file is None else Path(f"{file}.part")
+    done = _resume(part, stamp)
+    start = len(next(iter(done.values()))) if done else 0
+    run = partial(_run_chunk, build, seed, t_end, rtol, atol, max_steps)
+    begins = range(start, total, chunk)
+    jobs = ((b // chunk, {name: v[b : b + chunk] for name, v in flat.items()}) for b in begins)
+    if progress is not None:
+        progress(start, total)
+    for begin, new in zip(begins, mapper(run, jobs), strict=True):
+        done = {f: np.concatenate([done[f], new[f]]) if done else new[f] for f in _FIELDS}
+        if part is not None:
+            _write(part, {**done, "stamp": np.array(stamp)})
+        if progress is not None:
+            progress(min(begin + chunk, total), total)
+    diagram = PhaseDiagram(grid, *(done[f].reshape(shape) for f in _FIELDS))
+    if file is not None and part is not None:
+        diagram.save(file)
+        part.unlink(missing_ok=True)
+    return diagram
+
+
+def _run_chunk(
+    build: Build, seed: int, t_end: float, rtol: float, atol: float, max_steps: int, job: Job
+) -> dict[str, np.ndarray[Any, Any]]:
+    index, values = job
+    size = len(next(iter(values.values())))
+    made = build(values, np.random.default_rng([seed, index]))
+    if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[1], Gaussian)):
+        raise InvalidInput(f"build must return (attention, Gaussian), got {describe(made)}")
+    attention, gaussian = made
+    if gaussian.batch_shape != (size,):
+        raise InvalidInput(
+            f"build must return a Gaussian of batch shape ({size},), got {gaussian.batch_shape}"
+        )
+    times = np.concatenate([[0.0], np.geomspace(1e-3 * t_end, t_end, 25)])
+    run = solve(attention, gaussian, t_end, rtol=rtol, atol=atol, save_at=times, max_steps=max_steps)
+    kind = classify(attention, run)
+    trace = run.states[-1].factor_t.detach().square().sum((-2, -1)).cpu().numpy()
+    return {
+        "code": kind.code.astype(np.int64),
+        "rank": kind.rank.astype(np.int64),
+        "numerical_rank": kind.numerical_rank.astype(np.int64),
+        "growth_rate": kind.growth_rate.astype(float),
+        "blow_up_time": np.broadcast_to(np.asarray(run.blow_up_time, float), (size,)).copy(),
+        "blow_up_error": np.broadcast_to(np.asarray(run.blow_up_error, float), (size,)).copy(),
+        "trace": trace.astype(float),
+    }
+
+
+def _axis(name: str, values: Sequence[float]) -> np.ndarray[Any, Any]:
+    a = np.asarray(values, dtype=float)
+    if a.ndim != 1 or a.size == 0 or not np.all(np.isfinite(a)):
+        raise InvalidInput(
+            f"axes[{name!r}] must be a non-empty list of finite numbers, got {describe(values)}"
+        )
+    return a
+
+
+def _stamp(grid: dict[str, np.ndarray[Any, Any]], *settings: float) -> str:
+    """A digest of what makes two diagrams the same job."""
+    text = json.dumps([{k: v.tolist() for k, v in grid.items()}, *settings])
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _resume(part: Path | None, stamp: str) -> dict[str, np.ndarray[Any, Any]]:
+    if part is None or not part.exists():
+        return {}
+    try:
+        with np.load(part, allow_pickle=False) as data:
+            if str(data["stamp"]) != stamp:
+                raise InvalidInput(
+                    f"file {part.name} holds chunks of another diagram: remove it or name another"
+                )
+            return {f: data[f] for f in _FIELDS}
+    except (OSError, ValueError, KeyError) as err:
+        if isinstance(err, InvalidInput):
+            raise
+        raise InvalidInput(f"file {part.name} is not a partial phase diagram: {err}") from err
+
+
+def _write(path: Path, arrays: dict[str, Any]) -> Path:
+    """Write an NPZ so that a reader never sees half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with temporary.open("wb") as stream:
+        np.savez_compressed(stream, **arrays)
+    temporary.replace(path)
+    return path
