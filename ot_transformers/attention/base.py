@@ -88,10 +88,11 @@ class Attention(ABC):
         """Whether the flow keeps Gaussian laws Gaussian, so that `affine` exists."""
         return type(self).raw_affine is not Attention.raw_affine
 
-    def raw_causal(self, x: Tensor, weights: Tensor) -> Tensor | None:
+    def raw_causal(self, x: Tensor, weights: Tensor, s: Tensor | None = None) -> Tensor | None:
         """Gamma at token i of the measure restricted to tokens 0..i, where there is a faster way; else None.
 
-        The first weight is positive.
+        With positions s (..., n), ascending: restricted to s_j <= s_i. Some token of the first position has
+        positive weight.
         """
         return None
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..arrays import ArrayLike, broadcast_batch, cast_like, check_positive, common_kind
-from ..numerics.streaming import attend, exponentials
+from ..numerics.streaming import attend, attend_sorted, exponentials
 from .base import Attention, check_pair, parameter, query_key, spectral_norm
 from .bounds import AttentionBounds
 
@@ -68,10 +68,13 @@ class L2Attention(Attention):
         query, key, y, centre, V = self._centred(points, x, weights)
         return (attend(query, key, y, weights) + centre) @ V.mT
 
-    def raw_causal(self, x: Tensor, weights: Tensor) -> Tensor | None:
+    def raw_causal(self, x: Tensor, weights: Tensor, s: Tensor | None = None) -> Tensor | None:
         """The fused kernel with a causal mask."""
         query, key, y, centre, V = self._centred(x, x, weights)
-        return (attend(query, key, y, weights, causal=True) + centre) @ V.mT
+        if s is None:
+            return (attend(query, key, y, weights, causal=True) + centre) @ V.mT
+        mean = attend_sorted(query, key, y, weights, s)
+        return None if mean is None else (mean + centre) @ V.mT
 
     def _centred(self, points: Tensor, x: Tensor, weights: Tensor) -> tuple[Tensor, ...]:
         """-|Qx - Ky|^2 is 2 <Qx - Kc, K(y - c)> - |K(y - c)|^2 up to a function of x; c is the mean."""

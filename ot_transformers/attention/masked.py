@@ -124,7 +124,7 @@ class MaskedAttention(Attention):
         """Gamma at tokens in order of position, each head of a multi-head by its own fastest way."""
         if isinstance(kind, MultiHeadAttention):
             return kind.combine([self._sorted(h, x, s, weights, ties) for h in kind.heads])
-        out = None if ties else kind.raw_causal(x, weights)
+        out = kind.raw_causal(x, weights, s if ties else None) if readable(s) else None
         return self._blocks(kind, x, s, weights) if out is None else out
 
     @staticmethod

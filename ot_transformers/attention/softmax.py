@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from ..arrays import ArrayLike, cast_like, common_kind
-from ..numerics.streaming import attend, exponentials
+from ..numerics.streaming import attend, attend_sorted, exponentials
 from .base import Attention, check_pair, parameter, score_matrix, spectral_norm
 from .bounds import AttentionBounds
 
@@ -67,10 +67,13 @@ class SoftmaxAttention(Attention):
         query, y, centre, V = self._centred(points, x, weights)
         return (attend(query, y, y, weights) + centre) @ V.mT
 
-    def raw_causal(self, x: Tensor, weights: Tensor) -> Tensor | None:
+    def raw_causal(self, x: Tensor, weights: Tensor, s: Tensor | None = None) -> Tensor | None:
         """The fused kernel with a causal mask."""
         query, y, centre, V = self._centred(x, x, weights)
-        return (attend(query, y, y, weights, causal=True) + centre) @ V.mT
+        if s is None:
+            return (attend(query, y, y, weights, causal=True) + centre) @ V.mT
+        mean = attend_sorted(query, y, y, weights, s)
+        return None if mean is None else (mean + centre) @ V.mT
 
     def raw_rows(self, points: Tensor, x: Tensor, weights: Tensor) -> Tensor:
         """V times the softmax barycentre of each row."""

@@ -18,7 +18,16 @@ from torch.utils.checkpoint import checkpoint
 
 from .tilted import safe_log
 
-__all__ = ["BLOCK", "attend", "block_rows", "blockwise", "exponentials", "stream", "wants_derivative"]
+__all__ = [
+    "BLOCK",
+    "attend",
+    "attend_sorted",
+    "block_rows",
+    "blockwise",
+    "exponentials",
+    "stream",
+    "wants_derivative",
+]
 
 BLOCK = 1 << 21
 """Pairs (times batch) that are formed at once without streaming: 16 MB in float64."""
@@ -105,6 +114,10 @@ def exponentials(scores: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     weights : Tensor (..., 1 or k, n)
         Nonnegative, not all 0 in a row.
     """
+    if not wants_derivative(scores, weights):
+        scores = scores.masked_fill(weights == 0, -torch.inf)
+        c = scores.amax(-1, keepdim=True)
+        return c, scores.sub_(c).exp_().mul_(weights)
     c = torch.where(weights > 0, scores, -torch.inf).detach().amax(-1, keepdim=True)
     # w e^{s - c} has its derivative in w at w = 0 too, which e^{s + log w - c} loses. Only tokens of weight 0
     # have s > c: the bound changes no value, it keeps inf * 0 out.
@@ -135,7 +148,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, weights: Tensor | None = None, *, ca
         if weights is not None:
             log_w = safe_log(weights).unsqueeze(-1).expand(*batch, k.shape[-2], 1)
             q, k = torch.cat([q, torch.ones_like(q[..., :1])], -1), torch.cat([k, log_w], -1)
-        return _fused(q, k, v, causal)
+        return _fused(q, k, v, causal=causal)
     if weights is None and not causal:
         return blockwise(_softmax_average, (q,), (k, v))
     w = k.new_ones(1, k.shape[-2]) if weights is None else weights.unsqueeze(-2)
@@ -143,6 +156,30 @@ def attend(q: Tensor, k: Tensor, v: Tensor, weights: Tensor | None = None, *, ca
         return blockwise(_average, (q,), (k, v, w))
     row = torch.arange(q.shape[-2], device=q.device).unsqueeze(-1)
     return blockwise(_causal_average, (q, row), (k, v, w))
+
+
+def attend_sorted(q: Tensor, k: Tensor, v: Tensor, weights: Tensor, s: Tensor) -> Tensor | None:
+    """Softmax average where row i sees the tokens with s_j <= s_i, s (..., n) ascending; ties see one another.
+
+    Blocks of rows through the fused kernel, each against the prefix that it sees. None where a derivative may
+    be asked for: the caller then has to form its rows.
+    """
+    if wants_derivative(q, k, v, weights):
+        return None
+    n = q.shape[-2]
+    batch = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2], weights.shape[:-1], s.shape[:-1])
+    q, k, v = (t.expand(*batch, n, t.shape[-1]) for t in (q, k, v))
+    s, log_w = s.expand(*batch, n), safe_log(weights).expand(*batch, n)
+    step = max(1, STREAM // (math.prod(batch) * n))
+
+    def rows(i: int) -> tuple[Tensor, ...]:
+        block = slice(i, i + step)
+        seen = int((s <= s[..., block][..., -1:]).sum(-1).max())
+        hidden = s[..., None, :seen] > s[..., block, None]
+        mask = torch.where(hidden, -torch.inf, log_w[..., None, :seen])
+        return q[..., block, :], k[..., :seen, :], v[..., :seen, :], mask
+
+    return stream(_fused, (rows(i) for i in range(0, n, step)), n)
 
 
 def _softmax_average(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -159,7 +196,7 @@ def _causal_average(q: Tensor, row: Tensor, k: Tensor, v: Tensor, w: Tensor) -> 
     return _average(q, k, v, torch.where(seen, w, 0.0))
 
 
-def _fused(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+def _fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
     """The fused kernel wants four dimensions and equal widths; otherwise it would form the n x n matrix."""
     batch, m = q.shape[:-2], q.shape[-2]
     width = max(q.shape[-1], v.shape[-1])
@@ -167,5 +204,7 @@ def _fused(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
         torch.nn.functional.pad(t, (0, width - t.shape[-1])).reshape(-1, 1, t.shape[-2], width)
         for t in (q, k, v)
     )
-    out = torch.nn.functional.scaled_dot_product_attention(q, k, v4, scale=1.0, is_causal=causal)
+    if mask is not None:
+        mask = mask.reshape(-1, 1, *mask.shape[-2:])
+    out = torch.nn.functional.scaled_dot_product_attention(q, k, v4, mask, scale=1.0, is_causal=causal)
     return out[..., : v.shape[-1]].reshape(*batch, m, v.shape[-1])
