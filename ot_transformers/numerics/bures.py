@@ -1,23 +1,26 @@
-"""Bures-Wasserstein distance, maps and couplings of covariance factors: raw, batched, singular matrices allowed.
+"""Bures-Wasserstein distances and couplings of covariances: raw, batched, singular matrices allowed.
 
-Everything goes through factors S = L L^T. The optimal coupling of N(0, S0) and N(0, S1) aligns the factors by
-an orthogonal matrix O (the polar factor of L1^T L0): X0 = L0 z, X1 = L1 O z, and
+Distant pairs go through factors S = L L^T. The optimal coupling of N(0, S0) and N(0, S1) aligns the factors by
+an orthogonal matrix O (the transposed polar factor of L0^T L1): X0 = L0 z, X1 = L1 O z, and
 
     BW^2(S0, S1) = |L0 - L1 O|_F^2 = tr S0 + tr S1 - 2 |L0^T L1|_nuclear.
 
-The first form has no cancellation; the second (singular values only) is faster and used for distant pairs.
+Near pairs of regular matrices go through their difference E = S1 - S0, which floating-point numbers hold
+exactly: the map T = I + X solves S0 X + X S0 + X S0 X = E, and BW^2 = tr X S0 X has no cancellation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..spd import eigh_psd, sqrt_psd, symmetrise
+from ..forward_mode import nested_jvp
+from ..spd import eigh_psd, symmetrise
+from .bures_map import bures_map_raw, cholesky_regular
+from .bures_nuclear import nuclear_norm
+from .bures_polar import align
 
 __all__ = [
     "align",
@@ -29,7 +32,9 @@ __all__ = [
 ]
 
 _NEAR = 1e-2
-"""Below this fraction of tr S0 + tr S1 the trace form has lost two digits: use the Procrustes form."""
+"""Below this fraction of tr S0 + tr S1 the trace form has lost two digits: use another one."""
+_SMALL = 0.25
+"""Difference, relative to S0 in the metric of S0, below which the iteration for the map contracts well."""
 
 
 def safe_sqrt(x: Tensor) -> Tensor:
@@ -40,182 +45,183 @@ def safe_sqrt(x: Tensor) -> Tensor:
 
 def covariance_factor(S: Tensor) -> Tensor:
     """A factor L (..., d, d), L L^T = S: Cholesky where S is safely regular, else the symmetric square root."""
-    L, regular = _cholesky(S)
+    S = symmetrise(S)
+    L, regular = cholesky_regular(S)
     if bool(regular.all()):
         return L
-    w, U = eigh_psd(S)
-    return torch.where(regular[..., None, None], L, (U * w.sqrt().unsqueeze(-2)) @ U.mT)
+    if S.ndim == 2 or not bool(regular.any()):
+        w, U = eigh_psd(S)
+        return (U * w.sqrt().unsqueeze(-2)) @ U.mT
+    out = L.clone()
+    w, U = eigh_psd(S[~regular])
+    out[~regular] = (U * w.sqrt().unsqueeze(-2)) @ U.mT
+    return out
 
 
-def _cholesky(S: Tensor) -> tuple[Tensor, Tensor]:
-    """Cholesky factor, and where its pivots are all above rounding of the largest diagonal entry."""
-    L, info = torch.linalg.cholesky_ex(symmetrise(S))
-    pivot = L.detach().diagonal(dim1=-2, dim2=-1).square()
-    scale = S.detach().diagonal(dim1=-2, dim2=-1).amax(-1)
-    floor = 16 * S.shape[-1] * torch.finfo(S.dtype).eps * scale
-    # A NaN pivot (failed factorisation) compares False.
-    return L, (info == 0) & (pivot > floor.unsqueeze(-1)).all(-1)
+def bures_squared(S0: Tensor, S1: Tensor, factors: tuple[Tensor, Tensor] | None = None) -> Tensor:
+    """BW^2(S0, S1) (...) of PSD matrices, exactly 0 for equal ones.
 
+    The derivative is <I - T01, dS0> + <I - T10, dS1> with T the optimal maps (on the range, where a matrix is
+    singular), so repeated eigenvalues and equal matrices are harmless; the maps are differentiable again.
 
-def align(L0: Tensor, L1: Tensor) -> Tensor:
-    """The factor L1 O (..., d, r) nearest to L0 among those of S1: X0 = L0 z, X1 = L1 O z is optimal.
-
-    Factors of different width are padded with zero columns; the result has the width of the wider one.
+    Parameters
+    ----------
+    S0, S1 : Tensor (..., d, d)
+    factors : pair of Tensor, optional
+        Factors of S0 and S1 where they are known already (`covariance_factor`).
     """
-    r = max(L0.shape[-1], L1.shape[-1])
-    A = torch.nn.functional.pad(L0, (0, r - L0.shape[-1]))
-    B = torch.nn.functional.pad(L1, (0, r - L1.shape[-1]))
-    P, _, Qh = torch.linalg.svd(A.mT @ B)
-    turned = B @ (Qh.mT @ P.mT)
-    # Among nearly equal factors rounding in the polar factor of an ill-conditioned product can lose to O = I.
-    worse = (A - turned).square().sum((-2, -1)) > (A - B).square().sum((-2, -1))
-    return torch.where(worse[..., None, None], B, turned)
+    batch = torch.broadcast_shapes(S0.shape[:-2], S1.shape[:-2])
+    d = S0.shape[-1]
+    if factors is None or torch._C._functorch.maybe_current_level() is not None:
+        L0 = L1 = S0.new_empty(0)
+    else:
+        L0, L1 = (L.detach().expand(*batch, d, d) for L in factors)
+    out: Tensor = _Distance.apply(S0.expand(*batch, d, d), S1.expand(*batch, d, d), L0, L1)  # type: ignore[no-untyped-call]
+    return out
 
 
 def bures_squared_factors(L0: Tensor, L1: Tensor) -> Tensor:
-    """BW^2 of L0 L0^T and L1 L1^T, (...); derivative 2 <L0 - L1 O, dL0> + 2 <L1 O - L0, dL1 O>, first order."""
+    """BW^2 of L0 L0^T and L1 L1^T, (...); derivative 2 <L0 - L1 O, dL0> + 2 <L1 - L0 O^T, dL1>."""
     batch = torch.broadcast_shapes(L0.shape[:-2], L1.shape[:-2])
     L0, L1 = L0.expand(*batch, *L0.shape[-2:]), L1.expand(*batch, *L1.shape[-2:])
     out: Tensor = _FactorDistance.apply(L0, L1)  # type: ignore[no-untyped-call]
     return out
 
 
-def _squared(L0: Tensor, L1: Tensor) -> Tensor:
-    """BW^2 by the cheaper form that keeps its digits."""
+def _far(L0: Tensor, L1: Tensor) -> tuple[Tensor, Tensor]:
+    """The trace form, and where it has lost digits."""
     total = L0.square().sum((-2, -1)) + L1.square().sum((-2, -1))
-    far = total - 2.0 * _nuclear(L0.mT @ L1)
-    near = far <= _NEAR * total
+    far = total - 2.0 * nuclear_norm(L0.mT @ L1)
+    return far, far <= _NEAR * total
+
+
+def _procrustes(L0: Tensor, L1: Tensor) -> Tensor:
+    return (_widened(L0, L1) - align(L0, L1)).square().sum((-2, -1))
+
+
+def _widened(L: Tensor, other: Tensor) -> Tensor:
+    """L with zero columns up to the width of the other factor."""
+    return torch.nn.functional.pad(L, (0, max(0, other.shape[-1] - L.shape[-1])))
+
+
+def _squared_of_factors(L0: Tensor, L1: Tensor) -> Tensor:
+    value, near = _far(L0, L1)
     if not bool(near.any()):
-        return far
-    shape = (*near.shape, *L0.shape[-2:]), (*near.shape, *L1.shape[-2:])
-    A, B = L0.expand(shape[0])[near], L1.expand(shape[1])[near]
-    width = max(A.shape[-1], B.shape[-1])
-    turned = align(A, B)
-    exact = (torch.nn.functional.pad(A, (0, width - A.shape[-1])) - turned).square().sum((-2, -1))
-    out = far.clone()
-    out[near] = exact
-    return out
+        return value
+    return value.masked_scatter(near, _procrustes(L0[near], L1[near]))
 
 
-def _nuclear(M: Tensor) -> Tensor:
-    """Sum of singular values.
+def _squared_of_covariances(S0: Tensor, S1: Tensor, L0: Tensor, L1: Tensor) -> Tensor:
+    if L0.ndim < 2:
+        L0, L1 = covariance_factor(S0), covariance_factor(S1)
+    value, near = _far(L0, L1)
+    if not bool(near.any()):
+        return value
+    exact, good = _by_difference(S0[near], S1[near])
+    if not bool(good.all()):
+        exact = exact.masked_scatter(~good, _procrustes(L0[near][~good], L1[near][~good]))
+        exact = torch.where((S0[near] == S1[near]).all(-1).all(-1), 0.0, exact)
+    return value.masked_scatter(near, exact)
 
-    Where M is well conditioned the eigenvalues of M^T M give it in half the time: their error is
-    d ulp lambda_max, that of the sum at most d ulp sigma_max (cond M) / 2 <= 160 d ulp sigma_max here.
+
+def _by_difference(S0: Tensor, S1: Tensor) -> tuple[Tensor, Tensor]:
+    """BW^2 of near pairs (k, d, d) from E = S1 - S0, and where that is valid.
+
+    In the eigenbasis of S0, X_ij = (E - X S0 X)_ij / (l_i + l_j), and BW^2 = sum_ij l_j X_ij^2.
     """
-    r = min(M.shape[-2:])
-    if r > 64 or M.shape[:-2].numel() < 64:
-        return torch.linalg.svdvals(M).sum(-1)
-    w = torch.linalg.eigvalsh(M.mT @ M if M.shape[-1] == r else M @ M.mT)
-    total = w.clamp_min(0.0).sqrt().sum(-1)
-    bad = w[..., 0] < 1e-5 * w[..., -1]
-    if bool(bad.any()):
-        total[bad] = torch.linalg.svdvals(M[bad]).sum(-1)
-    return total
+    # The error of an eigenvalue is d ulp |S0|: relative to a small one it is amplified, but by no difference.
+    w, U = eigh_psd(S0)
+    lowest, eps = w[..., :1], torch.finfo(w.dtype).eps
+    pair = w.unsqueeze(-1) + w.unsqueeze(-2)
+    inverse = torch.where(pair > 0, 1 / torch.where(pair > 0, pair, 1.0), 0.0)
+    E = U.mT @ symmetrise(S1 - S0) @ U
+    X = inverse * E
+    good = (lowest[..., 0] > 64 * w.shape[-1] * eps * w[..., -1]) & (torch.linalg.matrix_norm(X) < _SMALL)
+    X = torch.where(good[..., None, None], X, 0.0)
+    E = torch.where(good[..., None, None], E, 0.0)
+    for _ in range(60):
+        new = inverse * (E - X @ (w.unsqueeze(-1) * X))
+        settled = (new - X).abs().amax((-2, -1)) <= 4 * eps * new.abs().amax((-2, -1))
+        X = new
+        if bool(settled.all()):
+            break
+    return (w.unsqueeze(-2) * X.square()).sum((-2, -1)), good
 
 
-def _in_threads(function: Callable[[Tensor, Tensor], Tensor], a: Tensor, b: Tensor) -> Tensor:
-    """Apply to large batches in parallel: LAPACK takes one small matrix after another, on one core."""
-    count, threads = a.shape[:-2].numel(), torch.get_num_threads()
-    if threads < 2 or a.device.type != "cpu" or count < 512 or a.shape[-1] > 64:
-        return function(a, b)
-    parts = (torch.chunk(t.reshape(-1, *t.shape[-2:]), threads) for t in (a, b))
-    with ThreadPoolExecutor(threads) as pool:
-        done = list(pool.map(function, *parts))
-    return torch.cat(done).reshape(a.shape[:-2])
-
-
-def _squared_of_covariances(S0: Tensor, S1: Tensor) -> Tensor:
-    value = _squared(covariance_factor(S0), covariance_factor(S1))
-    return torch.where((S0 == S1).all(-1).all(-1), torch.zeros_like(value), value)
-
-
-class _FactorDistance(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, L0: Tensor, L1: Tensor) -> Tensor:
-        ctx.save_for_backward(L0, L1)
-        return _squared(L0, L1)
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Any) -> Any:
-        L0, L1 = ctx.saved_tensors
-        g = 2.0 * grad_outputs[0][..., None, None]
-        r0, r1 = L0.shape[-1], L1.shape[-1]
-        width = max(r0, r1)
-        first = torch.nn.functional.pad(L0, (0, width - r0)) - align(L0, L1)
-        second = torch.nn.functional.pad(L1, (0, width - r1)) - align(L1, L0)
-        return g * first[..., :r0], g * second[..., :r1]
-
-
-def bures_squared(S0: Tensor, S1: Tensor) -> Tensor:
-    """BW^2(S0, S1) (...) of PSD matrices, exactly 0 for equal ones.
-
-    The derivative is <I - T01, dS0> + <I - T10, dS1> with T the optimal maps (on the range, where a matrix is
-    singular), so repeated eigenvalues and equal matrices are harmless; the maps are differentiable again.
-    """
-    batch = torch.broadcast_shapes(S0.shape[:-2], S1.shape[:-2])
-    d = S0.shape[-1]
-    A, B = S0.expand(*batch, d, d), S1.expand(*batch, d, d)
-    if torch.autograd.forward_ad._current_level < 0:
-        out: Tensor = _Distance.apply(A, B)  # type: ignore[no-untyped-call]
-        return out
-    # Nested forward mode does not carry outer tangents through saved inputs: derivatives from the trace form.
-    R = sqrt_psd(A)
-    trace = (A + B - 2.0 * sqrt_psd(symmetrise(R @ B @ R))).diagonal(dim1=-2, dim2=-1).sum(-1)
-    return trace + (_squared_of_covariances(A.detach(), B.detach()) - trace.detach())
+def _front(info: Any, in_dims: tuple[Any, ...], *tensors: Tensor) -> list[Tensor]:
+    return [
+        t.unsqueeze(0) if dim is None else t.movedim(dim, 0) for t, dim in zip(tensors, in_dims, strict=True)
+    ]
 
 
 class _Distance(torch.autograd.Function):
-    generate_vmap_rule = False
-
     @staticmethod
-    def forward(S0: Tensor, S1: Tensor) -> Tensor:
-        return _in_threads(_squared_of_covariances, S0, S1)
+    def forward(S0: Tensor, S1: Tensor, L0: Tensor, L1: Tensor) -> Tensor:
+        return _squared_of_covariances(S0, S1, L0, L1)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.save_for_backward(*inputs)
+        ctx.save_for_backward(*inputs[:2])
+        ctx.save_for_forward(*inputs[:2])
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], S0: Tensor, S1: Tensor) -> tuple[Tensor, int]:
-        S0 = S0.unsqueeze(0) if in_dims[0] is None else S0.movedim(in_dims[0], 0)
-        S1 = S1.unsqueeze(0) if in_dims[1] is None else S1.movedim(in_dims[1], 0)
-        return bures_squared(S0, S1), 0
+    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Tensor) -> tuple[Tensor, int]:
+        return bures_squared(*_front(info, in_dims[:2], *args[:2])), 0
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
         S0, S1 = ctx.saved_tensors
         g = grad_outputs[0][..., None, None]
-        eye = torch.eye(S0.shape[-1], dtype=S0.dtype, device=S0.device)
-        first = g * (eye - bures_map_raw(S0, S1)) if ctx.needs_input_grad[0] else None
-        second = g * (eye - bures_map_raw(S1, S0)) if ctx.needs_input_grad[1] else None
-        return first, second
+        first = g * _slope(S0, S1) if ctx.needs_input_grad[0] else None
+        second = g * _slope(S1, S0) if ctx.needs_input_grad[1] else None
+        return first, second, None, None
+
+    @staticmethod
+    @nested_jvp
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        S0, S1 = ctx.saved_tensors
+        out = torch.zeros_like(S0[..., 0, 0])
+        for a, b, t in ((S0, S1, tangents[0]), (S1, S0, tangents[1])):
+            if t is not None:
+                out = out + (_slope(a, b) * t).sum((-2, -1))
+        return out
 
 
-def bures_map_raw(S0: Tensor, S1: Tensor) -> Tensor:
-    """The optimal map T = T^T >= 0 from N(0, S0) to N(0, S1): T S0 T = S1 (..., d, d).
-
-    Where S0 is regular, T = C^{-T} (C^T S1 C)^{1/2} C^{-1} with the Cholesky factor C of S0. Where it is
-    singular, T acts on the range of S0 and is 0 on its complement: T = R^+ (R S1 R)^{1/2} R^+, R = S0^{1/2}
-    and R^+ its inverse on the range; mass of S1 outside what T can reach is not transported.
-    """
-    # The two branches are data-dependent; both are computed where a batch mixes them.
-    C, regular = _cholesky(S0)
-    everywhere, nowhere = bool(regular.all()), not bool(regular.any())
-    if everywhere:
-        return _regular_map(C, S1)
-    w, U = eigh_psd(S0.detach())
-    inverse = torch.where(w > 0, 1 / torch.where(w > 0, w, 1.0).sqrt(), 0.0)
-    R, Rp = (U * w.sqrt().unsqueeze(-2)) @ U.mT, (U * inverse.unsqueeze(-2)) @ U.mT
-    singular = symmetrise(Rp @ sqrt_psd(symmetrise(R @ S1 @ R)) @ Rp)
-    if nowhere:
-        return singular
-    eye = torch.eye(S0.shape[-1], dtype=S0.dtype, device=S0.device)
-    mask = regular[..., None, None]
-    return torch.where(mask, _regular_map(torch.where(mask, C, eye), S1), singular)
+def _slope(S0: Tensor, S1: Tensor) -> Tensor:
+    """I - T, the derivative of BW^2 in S0."""
+    return torch.eye(S0.shape[-1], dtype=S0.dtype, device=S0.device) - bures_map_raw(S0, S1)
 
 
-def _regular_map(C: Tensor, S1: Tensor) -> Tensor:
-    inner = sqrt_psd(symmetrise(C.mT @ S1 @ C))
-    half = torch.linalg.solve_triangular(C.mT, inner, upper=True)
-    return symmetrise(torch.linalg.solve_triangular(C.mT, half.mT, upper=True))
+class _FactorDistance(torch.autograd.Function):
+    @staticmethod
+    def forward(L0: Tensor, L1: Tensor) -> Tensor:
+        return _squared_of_factors(L0, L1)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Tensor) -> tuple[Tensor, int]:
+        return bures_squared_factors(*_front(info, in_dims, *args)), 0
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
+        L0, L1 = ctx.saved_tensors
+        g = 2.0 * grad_outputs[0][..., None, None]
+        return g * _factor_slope(L0, L1), g * _factor_slope(L1, L0)
+
+    @staticmethod
+    @nested_jvp
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        L0, L1 = ctx.saved_tensors
+        out = torch.zeros_like(L0[..., 0, 0])
+        for a, b, t in ((L0, L1, tangents[0]), (L1, L0, tangents[1])):
+            if t is not None:
+                out = out + 2.0 * (_factor_slope(a, b) * t).sum((-2, -1))
+        return out
+
+
+def _factor_slope(L0: Tensor, L1: Tensor) -> Tensor:
+    return (_widened(L0, L1) - align(L0, L1))[..., : L0.shape[-1]]
