@@ -6,7 +6,9 @@ from .base import Energy, ScaledEnergy, SumEnergy
 from .gaussian_functional import GaussianFunctional
 from .interaction import InteractionEnergy
 from .kl import Entropy, KLDivergence
+from .pair_interaction import PairInteraction, QuadraticInteraction, SoftplusInteraction
 from .potential import PotentialEnergy
+from .quadratic_potential import QuadraticPotential
 from .self_transport import SelfTransportEnergy
 from .sinkhorn_divergence import SinkhornDivergence
 from .squared_wasserstein import SquaredWasserstein
@@ -17,10 +19,14 @@ __all__ = [
     "GaussianFunctional",
     "InteractionEnergy",
     "KLDivergence",
+    "PairInteraction",
     "PotentialEnergy",
+    "QuadraticInteraction",
+    "QuadraticPotential",
     "ScaledEnergy",
     "SelfTransportEnergy",
     "SinkhornDivergence",
+    "SoftplusInteraction",
     "SquaredWasserstein",
     "SumEnergy",
 ]

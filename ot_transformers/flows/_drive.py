@@ -15,7 +15,7 @@ from ..energies import Energy
 from ..errors import NotConverged
 from ..measures import Gaussian, Measure
 from ._integrate import BLOWN_UP, CONVERGED, OUT_OF_STEPS, RUNNING, Run, integrate
-from ._options import Interval, Options, progress_bar
+from ._options import Interval, Options, plain, progress_bar
 from ._system import System
 from .trajectory import Status, Trajectory
 
@@ -64,17 +64,17 @@ def drive(
     return Trajectory(
         times=opts.times,
         states=states,
-        status=_shaped(np.array([_WORDS[int(c)] for c in code], dtype=object), shape),
-        blow_up_time=_shaped(blow_up.cpu().numpy(), shape),
-        blow_up_error=_shaped(error.cpu().numpy(), shape),
-        last_times=_shaped(last.cpu().numpy(), shape),
+        status=_shaped(np.array([_WORDS[int(c)] for c in plain(code)], dtype=object), shape),
+        blow_up_time=_shaped(plain(blow_up), shape),
+        blow_up_error=_shaped(plain(error), shape),
+        last_times=_shaped(plain(last), shape),
         energies=values,
         energy_rates=rates,
         stats={
             "n_steps": int(pieces.n_steps.max()),
             "n_accepted": int(pieces.n_accepted.max()),
             "n_evaluations": pieces.n_evaluations,
-            "steps": _shaped(pieces.n_steps.cpu().numpy(), shape),
+            "steps": _shaped(plain(pieces.n_steps), shape),
         },
         warnings=notes,
         resume=resume,
@@ -126,8 +126,8 @@ def _record(
             system = system_at(state, t, t)
             velocity = system.velocity(t)
             for name, energy in energies.items():
-                values[name].append(_numbers(torch.as_tensor(energy.value(state))))
-                rates[name].append(_numbers(_rate(energy, state, velocity)))
+                values[name].append(plain(torch.as_tensor(energy.value(state))))
+                rates[name].append(plain(_rate(energy, state, velocity)))
     return {n: np.stack(v) for n, v in values.items()}, {n: np.stack(v) for n, v in rates.items()}
 
 
@@ -138,10 +138,6 @@ def _rate(energy: Energy, state: Measure, velocity: Tensor) -> Tensor:
         return (g * dm).sum(-1) + 2.0 * ((H @ state.factor_t) * dL).sum((-2, -1))
     g = energy.raw_particles_gradient(state.x_t, state.weights_t)
     return (state.weights_t * (g * velocity).sum(-1)).sum(-1)
-
-
-def _numbers(t: Tensor) -> np.ndarray[Any, Any]:
-    return t.detach().cpu().numpy()
 
 
 def _shaped(values: np.ndarray[Any, Any], shape: tuple[int, ...]) -> Any:

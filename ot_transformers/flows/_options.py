@@ -7,11 +7,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from ..arrays import ArrayLike, as_tensor, check_count, check_positive, describe
 from ..errors import InvalidInput
 
-__all__ = ["Interval", "Options", "check_progress", "progress_bar"]
+__all__ = ["Interval", "Options", "check_progress", "plain", "progress_bar"]
 
 
 class Options:
@@ -56,12 +58,21 @@ def _save_times(save_at: ArrayLike | None, t_end: float) -> np.ndarray[Any, Any]
     if save_at is None:
         return np.linspace(0.0, t_end, 65)
     t, _ = as_tensor(save_at, "save_at", ndim=1)
-    times = t.detach().cpu().double().numpy()
+    times = plain(t.double())
     if np.any(np.diff(times) <= 0):
         raise InvalidInput("save_at must be strictly increasing")
     if times[0] < 0 or times[-1] > t_end:
         raise InvalidInput(f"save_at must lie in [0, t_end = {t_end:g}], got {times[0]:g} to {times[-1]:g}")
     return times
+
+
+def plain(t: Tensor) -> np.ndarray[Any, Any]:
+    """The values of a tensor, also inside `torch.func` transforms (their tensors have no storage)."""
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(t):
+        t = functorch.get_unwrapped(t)
+    with torch._C._DisableFuncTorch():
+        return t.detach().cpu().numpy()
 
 
 def check_progress(progress: Any) -> None:

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..arrays import Kind
+from ..arrays import Kind, readable
+from ..errors import InvalidInput
 from ..measures import Gaussian, Measure, Particles
 
 __all__ = ["GaussianVelocity", "ParticleVelocity", "System", "of_kind"]
@@ -35,6 +36,7 @@ class System:
         if isinstance(measure, Gaussian):
             assert gaussian is not None
             b, M = gaussian(measure.mean_t, measure.factor_t)
+            _check_readable(M)
             # Parameters may bring batch dimensions that the measure does not have.
             self.batch_shape = tuple(torch.broadcast_shapes(measure.batch_shape, b.shape[:-1], M.shape[:-2]))
             d, r = measure.factor_t.shape[-2:]
@@ -46,6 +48,7 @@ class System:
         else:
             assert particles is not None
             v = particles(measure.x_t, measure.weights_t)
+            _check_readable(v)
             self.batch_shape = tuple(v.shape[:-2])
             state = measure.x_t.expand(*self.batch_shape, *measure.x_t.shape[-2:])
         self.shape = tuple(state.shape[-2:])
@@ -149,6 +152,13 @@ class System:
     def _w(self) -> Tensor:
         assert self.weights is not None
         return self.weights
+
+
+def _check_readable(velocity: Tensor) -> None:
+    if not readable(velocity):
+        raise InvalidInput(
+            "measure or attention is under torch.vmap, where steps cannot adapt: give the batch itself"
+        )
 
 
 def of_kind(measure: Measure, kind: Kind) -> Measure:

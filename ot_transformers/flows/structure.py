@@ -23,9 +23,14 @@ from ..attention import (
     SoftmaxAttention,
     UnnormalisedAttention,
 )
-from ..energies import Energy, InteractionEnergy, SelfTransportEnergy
-from ..energies.pair_interaction import QuadraticInteraction, SoftplusInteraction
-from ..energies.quadratic_potential import QuadraticPotential
+from ..energies import (
+    Energy,
+    InteractionEnergy,
+    QuadraticInteraction,
+    QuadraticPotential,
+    SelfTransportEnergy,
+    SoftplusInteraction,
+)
 from ..errors import InvalidInput, NotAGradientFlow
 from ..metrics import Metric, TwistedWasserstein, Wasserstein
 from ..numerics.structure import find_mobility
