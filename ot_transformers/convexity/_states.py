@@ -115,19 +115,22 @@ def energy_second_reverse(energy: Energy, path: Path, s: Tensor) -> Tensor:
     return torch.stack(seconds, -1).reshape(f.shape).detach()
 
 
-def perturbed(path: Path, size: float, generator: torch.Generator) -> Path:
-    """The same path with every number of its states off by a relative +-size, the same for all times.
+def perturbed(path: Path, blocks: int, size: float, generator: torch.Generator) -> Path:
+    """The same path with every number of its states off by a relative +-size.
 
-    Weights are left alone where they are data that sum to 1: a common factor would not be a rounding error.
+    The times come in `blocks` equal blocks: the first is left as it is, each other one has its own signs, the same
+    for all its times.
     """
     signs: dict[int, Tensor] = {}
 
     def factor(t: Tensor, slot: int, matrix: bool) -> Tensor:
         if slot not in signs:
-            bits = torch.randint(0, 2, t.shape[1:], generator=generator).to(t.device)
-            signs[slot] = 1.0 + size * (2.0 * bits.to(t.dtype) - 1.0)
-        f = signs[slot]
-        return torch.triu(f) + torch.triu(f, 1).mT if matrix else f
+            bits = torch.randint(0, 2, (blocks, *t.shape[1:]), generator=generator).to(t.device)
+            f = 2.0 * bits.to(t.dtype) - 1.0
+            f[0] = 0.0
+            f = torch.triu(f) + torch.triu(f, 1).mT if matrix else f
+            signs[slot] = 1.0 + size * f.repeat_interleave(t.shape[0] // blocks, 0)
+        return signs[slot]
 
     def moved(s: Tensor) -> State:
         state = path(s)
