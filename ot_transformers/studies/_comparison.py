@@ -16,7 +16,7 @@ from ._grid import TimeGrid, time_grid
 from ._problem import Problem, gaussian_metric
 from ._result import Progress
 from ._sampling import Rate, null_gap, sampling_rate, subset_rate
-from ._steps import Steps, jko_steps
+from ._steps import Steps, jko_steps, step_counts
 
 __all__ = ["Curves", "Plan", "Tolerances", "compute"]
 
@@ -51,7 +51,7 @@ class Plan:
 
     t_end: float
     n_times: int
-    jko_steps: tuple[int, ...]
+    jko_steps: tuple[int, ...] | None
     sizes: tuple[int, ...]
     repeats: int
     seed: int
@@ -190,9 +190,8 @@ def _gradient_curves(
         gradient_flow(structure.energy, start, t_end, metric=gaussian_metric(structure), **options).states
     )
     try:
-        steps = jko_steps(
-            structure, start, t_end, plan.jko_steps, rtol=plan.tolerances.rtol, progress=progress
-        )
+        counts = step_counts(problem, t_end) if plan.jko_steps is None else plan.jko_steps
+        steps = jko_steps(structure, start, t_end, counts, rtol=plan.tolerances.rtol, progress=progress)
     except InvalidInput as err:
         notes.append(f"JKO steps are left out: {err}")
         return flow, None

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from ..flows import gradient_flow, jko
 from ..measures import Gaussian, Measure, Particles
 from ._curves import gap
-from ._problem import gaussian_metric
+from ._problem import Problem, gaussian_metric
 from ._result import Progress, silent
 
-__all__ = ["Steps", "jko_steps"]
+__all__ = ["Steps", "jko_steps", "labelled_gap", "step_counts"]
 
 Floats = np.ndarray[Any, Any]
 
@@ -107,6 +109,20 @@ def jko_steps(
     y = np.log([max(r.gaps[-1], np.finfo(float).tiny) for r in runs])
     order = float((y[-1] - y[-2]) / (x[-1] - x[-2]))
     return Steps(runs, order, float(np.polyfit(x, y, 1)[0]))
+
+
+def step_counts(problem: Problem, t_end: float, *, largest: int = 64) -> tuple[int, ...]:
+    """Numbers of JKO steps that the problem allows: k, 2k and, up to rank `largest`, 4k; k at least 8.
+
+    An energy with negative curvature has no JKO step beyond a critical size, the inverse of the rate at which the
+    flow expands. The largest step is half the inverse of the rates at hand, |V| and |M|.
+    """
+    field = problem.attention.affine(problem.cloud.gaussian)
+    norms = [torch.linalg.matrix_norm(m.double(), 2) for m in (problem.parameters.V, field.M_t)]
+    base = max(8, math.ceil(2.0 * t_end * float(max(norms))))
+    if int(problem.cloud.gaussian.rank()) > largest:
+        return base, 2 * base
+    return base, 2 * base, 4 * base
 
 
 def labelled_gap(a: Sequence[Particles], b: Sequence[Particles]) -> Floats:

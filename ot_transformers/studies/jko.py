@@ -27,7 +27,7 @@ from ._result import (
     options_of,
     silent,
 )
-from ._steps import Steps, jko_steps
+from ._steps import Steps, jko_steps, step_counts
 
 __all__ = ["JKOConfig", "run"]
 
@@ -38,12 +38,13 @@ class JKOConfig(ProblemConfig):
 
     Attributes
     ----------
-    steps : numbers of JKO steps over the interval, increasing; at least two
+    steps : numbers of JKO steps over the interval, increasing, at least two; by default what the rates of the
+        problem allow
     on : "both", "gaussian" (the Gaussian of the tokens' moments) or "particles"
     """
 
     t_end: float = 4.0
-    steps: tuple[int, ...] = (4, 8, 16)
+    steps: tuple[int, ...] | None = None
     on: str = "both"
 
 
@@ -57,9 +58,10 @@ def run(config: JKOConfig, progress: Progress = silent) -> StudyResult:
     """
     if config.on not in ("both", "gaussian", "particles"):
         raise InvalidInput(f"on must be one of both, gaussian, particles, got {config.on!r}")
-    if len(config.steps) < 2 or sorted(set(config.steps)) != list(config.steps):
-        raise InvalidInput(f"steps must be at least two increasing numbers, got {config.steps}")
-    check_count(config.steps[0], "steps")
+    if config.steps is not None:
+        if len(config.steps) < 2 or sorted(set(config.steps)) != list(config.steps):
+            raise InvalidInput(f"steps must be at least two increasing numbers, got {config.steps}")
+        check_count(config.steps[0], "steps")
     progress("loading", 0.0)
     problem = build(config)
     if problem.structure is None:
@@ -110,6 +112,7 @@ def _runs(config: JKOConfig, problem: Problem, progress: Progress) -> tuple[dict
     starts: dict[str, Measure] = {"gaussian": problem.cloud.gaussian, "particles": problem.cloud.particles}
     wanted = [name for name in starts if config.on in ("both", name)]
     rtol = TOLERANCES[config.dtype].rtol
+    counts = step_counts(problem, config.t_end) if config.steps is None else config.steps
     for k, name in enumerate(wanted):
 
         def report(stage: str, fraction: float, k: int = k, name: str = name) -> None:
@@ -124,7 +127,7 @@ def _runs(config: JKOConfig, problem: Problem, progress: Progress) -> tuple[dict
                 # A step that did not converge is one of the findings; the warning would say it twice.
                 warnings.simplefilter("ignore", NotConverged)
                 runs[label] = jko_steps(
-                    problem.structure, start, config.t_end, config.steps, rtol=tight, progress=report
+                    problem.structure, start, config.t_end, counts, rtol=tight, progress=report
                 )
         except InvalidInput as err:
             notes.append(f"Steps on {label} are left out: {err}")
