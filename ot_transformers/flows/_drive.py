@@ -153,7 +153,8 @@ def _warn(code: Tensor) -> tuple[str, ...]:
     spent = int((code == OUT_OF_STEPS).sum())
     if not spent:
         return ()
-    text = f"{spent} of {code.numel()} flows stopped before t_end: step limit or floating range reached"
+    where = "at the step limit, the floating range or the edge of the energy's domain"
+    text = f"{spent} of {code.numel()} flows stopped before t_end: {where}"
     warnings.warn(text, NotConverged, stacklevel=4)
     return (text,)
 

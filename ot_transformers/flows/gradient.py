@@ -58,6 +58,9 @@ def gradient_flow(
     Trajectory
         `.energies["energy"]` holds F along the flow and `.energy_rates["energy"]` dF/dt = -|grad F|^2.
 
+        A Gaussian that leaves the set where F is finite stops there with status "step limit", and a
+        `NotConverged` warning.
+
     Raises
     ------
     InvalidInput
@@ -117,7 +120,9 @@ def descent(energy: Energy, metric: Metric, measure: Measure) -> System:
     def gaussian(mean: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
         cov = factor @ factor.mT
         b, M = metric.raw_gaussian_riesz(mean, cov, *energy.raw_gaussian_gradient(mean, cov))
-        return -b, -M
+        # Where F is infinite there is no gradient: NaN makes the integrator step back and stop at the boundary.
+        inside = torch.isfinite(energy.raw_gaussian(mean, cov))[..., None]
+        return torch.where(inside, -b, torch.nan), torch.where(inside[..., None], -M, torch.nan)
 
     def particles(x: Tensor, weights: Tensor) -> Tensor:
         return -metric.raw_particles_steepest(energy, x, weights)

@@ -217,3 +217,15 @@ def test_residual_does_not_depend_on_scale():
             otf.gradient_structure(otf.SoftmaxAttention(scale * (A + 0.1 * E), V / scale))
         residuals.append(caught.value.residual)
     np.testing.assert_allclose(residuals, residuals[0], rtol=1e-9)
+
+
+def test_a_flow_stops_at_the_edge_of_the_domain_of_its_energy():
+    """d = 1, a = V = 1: -E_A is finite for S < 1 alone, which S = 1 / (2 - 2t) reaches at t = 1/2."""
+    found = otf.gradient_structure(otf.SoftmaxAttention(1.0, 1.0))
+    with pytest.warns(otf.NotConverged, match="edge of the energy's domain"):
+        run = otf.gradient_flow(
+            found.energy, otf.Gaussian([0.0], [[0.5]]), 0.8, metric=found.metric, save_at=[0.4, 0.8]
+        )
+    assert run.status == "step limit"
+    assert run.last_times == pytest.approx(0.5, abs=1e-6)
+    assert run.states[0].cov[0, 0] == pytest.approx(1 / 1.2, rel=1e-7)
