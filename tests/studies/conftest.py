@@ -11,13 +11,13 @@ from ot_transformers.studies import StudyResult
 from ot_transformers.studies.compare import CompareConfig, run
 
 SMALL = {
-    "n": 40,
+    "n": 24,
     "d": 3,
-    "t_end": 2.0,
-    "n_times": 17,
+    "t_end": 1.0,
+    "n_times": 13,
     "jko_steps": (4, 8),
-    "sizes": (32, 64, 128),
-    "repeats": 4,
+    "sizes": (32, 64),
+    "repeats": 3,
 }
 
 

@@ -45,8 +45,8 @@ def test_reported_gap_is_that_of_an_independent_run(compared: StudyResult) -> No
     a = compared.arrays
     cloud = Particles(torch.from_numpy(a["tokens_start"]))
     attention = SinkhornAttention(torch.from_numpy(a["A"]), torch.from_numpy(a["V"]))
-    end = solve(attention, cloud, 2.0, rtol=1e-9).states[-1]
-    law = solve(attention, Gaussian(cloud.mean, cloud.cov), 2.0, rtol=1e-9).states[-1]
+    end = solve(attention, cloud, 1.0, rtol=1e-9).states[-1]
+    law = solve(attention, Gaussian(cloud.mean, cloud.cov), 1.0, rtol=1e-9).states[-1]
     assert isinstance(end, Particles)
     expected = BuresWasserstein().distance(Gaussian(end.mean, end.cov), law)
     assert float(a["gap_tokens"][-1]) == pytest.approx(float(expected), rel=1e-5)
@@ -130,8 +130,8 @@ def test_the_same_seed_gives_the_same_bits_and_another_does_not(compared: StudyR
     again = run(CompareConfig(**SMALL))  # type: ignore[arg-type]
     for name, value in compared.arrays.items():
         np.testing.assert_array_equal(again.arrays[name], value)
-    other = run(CompareConfig(**{**SMALL, "seed": 1, "sizes": (32, 64)}))  # type: ignore[arg-type]
-    assert (other.arrays["gap_against_n"] != compared.arrays["gap_against_n"][:2]).all()
+    other = run(CompareConfig(**{**SMALL, "seed": 1}))  # type: ignore[arg-type]
+    assert (other.arrays["gap_against_n"] != compared.arrays["gap_against_n"]).all()
 
 
 def test_float32_runs_in_float32(token_file: Path) -> None:
