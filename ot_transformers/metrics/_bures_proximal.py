@@ -109,7 +109,7 @@ class _Problem:
     def residual(self, y: Tensor) -> float:
         """Size of (m - m0 + tau D g, X - L0 + 2 tau D H X), relative to what it is made of."""
         g, H = self._gradient(y)
-        m, X = self.unpack(y)
+        _, X = self.unpack(y)
         force = self.tau * self.D @ self.pack(g, 2.0 * H @ X)
         moved = y - self.pack(self.m0, self.L0)
         scale = self._norm2(self.L0) + self._norm2(moved) + self._norm2(force)

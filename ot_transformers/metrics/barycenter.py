@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from ..arrays import (
     ArrayLike,
     as_matrix,
     as_tensor,
+    broadcast_batch,
     check_count,
     check_positive,
     check_psd,
@@ -22,11 +24,10 @@ from ..arrays import (
 )
 from ..errors import InvalidInput, NotConverged
 from ..numerics.bures import align, bures_map_raw, covariance_factor
-from ..spd import symmetrise
+from ..numerics.bures_map import map_derivative
+from ..spd import numerical_rank_psd, symmetrise
 
 __all__ = ["Barycenter", "bures_barycenter", "bures_barycenter_result"]
-
-_IMPLICIT_LIMIT = 24
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,29 +36,30 @@ class Barycenter:
 
     Attributes
     ----------
-    value : array (d, d), the barycentre
-    error : float, |sum_i w_i L_i O_i - L|_F / |L|_F at the end (0 at a fixed point)
-    converged : bool
+    value : array (..., d, d), the barycentre
+    error : array (...), |sum_i w_i L_i O_i - L|_F / |L|_F at the end (0 at a fixed point)
+    converged : array (...) of bool
     n_iter : int
     """
 
     value: Array
-    error: float
-    converged: bool
+    error: Array
+    converged: Array
     n_iter: int
 
 
 def bures_barycenter(
     covs: ArrayLike, weights: ArrayLike | None = None, *, tol: float = 1e-12, max_iter: int = 1000
 ) -> Array:
-    """Barycentre argmin_S sum_i w_i BW^2(S, S_i) of covariances (k, d, d); see `bures_barycenter_result`.
+    """Barycentre argmin_S sum_i w_i BW^2(S, S_i) of covariances (..., k, d, d); see `bures_barycenter_result`.
 
     Warns with `NotConverged` where the iteration stops before its tolerance.
     """
     result = bures_barycenter_result(covs, weights, tol=tol, max_iter=max_iter)
-    if not result.converged:
+    if not bool(result.converged.all()):
         warnings.warn(
-            f"barycentre: relative change {result.error:.2e} > tol {tol:.1e} after {result.n_iter} iterations",
+            f"barycentre: relative change {float(result.error.max()):.2e} > tol {tol:.1e} "
+            f"after {result.n_iter} iterations",
             NotConverged,
             stacklevel=2,
         )
@@ -75,9 +77,9 @@ def bures_barycenter_result(
 
     Parameters
     ----------
-    covs : array (k, d, d)
-        PSD, singular allowed.
-    weights : array (k,), optional
+    covs : array (..., k, d, d)
+        PSD, singular allowed; leading dimensions are batch dimensions.
+    weights : array (..., k), optional
         Nonnegative, summing to 1. Default 1/k.
     tol : float
         Relative change of the factor at which to stop.
@@ -85,8 +87,8 @@ def bures_barycenter_result(
 
     Notes
     -----
-    Differentiable once (implicitly, by one Newton step on sum_i w_i T_i = I) for d <= 24 and a regular
-    barycentre; detached otherwise.
+    Differentiable once where the barycentre is regular: implicitly, through sum_i w_i T_i = I and conjugate
+    gradients. At a singular barycentre there is no derivative; asking for one is an error.
 
     Raises
     ------
@@ -97,66 +99,116 @@ def bures_barycenter_result(
     ----------
     Alvarez-Esteban, del Barrio, Cuesta-Albertos, Matran, *A fixed-point approach to barycenters in
     Wasserstein space*, 2016.
+
+    Examples
+    --------
+    >>> result = bures_barycenter_result([[[1.0]], [[9.0]]])
+    >>> float(result.value[0, 0]), bool(result.converged)
+    (4.0, True)
     """
     S, _ = as_matrix(covs, "covs", square=True)
-    if S.ndim != 3:
-        raise InvalidInput(f"covs must be (k, d, d), got shape {tuple(S.shape)}")
+    if S.ndim < 3:
+        raise InvalidInput(f"covs must be (..., k, d, d), got shape {tuple(S.shape)}")
     check_psd(S, "covs")
     check_positive(tol, "tol")
     check_count(max_iter, "max_iter")
-    w = _weights(S, weights)
-    S = symmetrise(S)
-    factors = covariance_factor(S.detach())
-    keep = w.detach()[:, None, None]
-    # Start from the largest member, turned to nothing: any factor of full width in the joint range will do.
-    L = align_sum(covariance_factor(symmetrise((keep * S.detach()).sum(0))), factors, keep)
-    error, n_iter = float("inf"), 0
-    floor = 8 * S.shape[-1] * torch.finfo(S.dtype).eps
-    while n_iter < max_iter and error > max(tol, floor):
-        new = align_sum(L, factors, keep)
-        size = float(torch.linalg.matrix_norm(new))
-        error = float(torch.linalg.matrix_norm(new - L)) / size if size > 0 else 0.0
-        L, n_iter = new, n_iter + 1
+    w = barycenter_weights(S, weights)
+    batch = broadcast_batch([S.shape[:-3], w.shape[:-1]], ["covs", "weights"])
+    S = symmetrise(S).expand(*batch, *S.shape[-3:])
+    w = w.expand(*batch, S.shape[-3])
+    factors, keep = covariance_factor(S.detach()), w.detach()[..., None, None]
+    # Start from the linear mixture: its range holds those of all members.
+    L = _aligned_sum(covariance_factor((keep * S.detach()).sum(-3)), factors, keep)
+    floor = max(tol, 8 * S.shape[-1] * torch.finfo(S.dtype).eps)
+    error, n_iter = torch.full(batch, torch.inf, dtype=S.dtype, device=S.device), 0
+    while n_iter < max_iter and bool((error > floor).any()):
+        new = _aligned_sum(L, factors, keep)
+        size = torch.linalg.matrix_norm(new)
+        change = torch.linalg.matrix_norm(new - L) / torch.where(size > 0, size, 1.0)
+        # A member that has converged stays as it is: a batch gives what the loop gives.
+        going = error > floor
+        L = torch.where(going[..., None, None], new, L)
+        error, n_iter = torch.where(going, change, error), n_iter + 1
     value = symmetrise(L @ L.mT)
     if S.requires_grad or w.requires_grad:
-        value = _implicit(value, S, w)
-    return Barycenter(to_kind(value, common_kind(covs, weights)), error, error <= max(tol, floor), n_iter)
+        value = _with_derivative(value, S, w)
+    kind = common_kind(covs, weights)
+    return Barycenter(to_kind(value, kind), to_kind(error, kind), to_kind(error <= floor, kind), n_iter)
 
 
-def align_sum(L: Tensor, factors: Tensor, weights: Tensor) -> Tensor:
+def _aligned_sum(L: Tensor, factors: Tensor, weights: Tensor) -> Tensor:
     """sum_i w_i L_i O_i, each factor aligned to L."""
-    return (weights * align(L.expand_as(factors), factors)).sum(0)
+    return (weights * align(L.unsqueeze(-3).expand_as(factors), factors)).sum(-3)
 
 
-def _weights(S: Tensor, weights: ArrayLike | None) -> Tensor:
+def barycenter_weights(S: Tensor, weights: ArrayLike | None) -> Tensor:
+    """Weights (..., k) for covariances (..., k, d, d), checked; 1/k by default."""
+    k = S.shape[-3]
     if weights is None:
-        return torch.full(S.shape[:1], 1.0 / S.shape[0], dtype=S.dtype, device=S.device)
-    w, _ = as_tensor(weights, "weights")
-    if w.shape != S.shape[:1]:
-        raise InvalidInput(f"weights must be ({S.shape[0]},), got shape {tuple(w.shape)}")
+        return torch.full((k,), 1.0 / k, dtype=S.dtype, device=S.device)
+    w, _ = as_tensor(weights, "weights", min_ndim=1)
+    if w.shape[-1] != k:
+        raise InvalidInput(f"weights must be (..., {k}), got shape {tuple(w.shape)}")
+    if w.device != S.device:
+        raise InvalidInput(f"covs is on device {S.device}, weights on {w.device}: move one of them")
     if readable(w) and bool((w < 0).any()):
         raise InvalidInput(f"weights must be nonnegative; the smallest is {float(w.detach().min()):.6g}")
-    if readable(w) and abs(float(w.detach().sum()) - 1) > 1e-6:
-        raise InvalidInput(f"weights must sum to 1; the sum is off by {abs(float(w.detach().sum()) - 1):.6g}")
-    return (w / w.sum()).to(S.dtype)
+    gap = (w.detach().sum(-1) - 1).abs()
+    if readable(w) and bool((gap > (1e-6 if w.dtype == torch.float64 else 1e-4)).any()):
+        raise InvalidInput(f"weights must sum to 1; the sum is off by {float(gap.max()):.6g}")
+    return (w / w.sum(-1, keepdim=True)).to(S.dtype)
 
 
-def _implicit(value: Tensor, S: Tensor, w: Tensor) -> Tensor:
-    """Attach the implicit derivative: one Newton step on sum_i w_i T(S -> S_i) = I from the solution."""
-    d = value.shape[-1]
-    if d > _IMPLICIT_LIMIT or int(torch.linalg.matrix_rank(value, hermitian=True)) < d:
-        return value
+def _with_derivative(value: Tensor, S: Tensor, w: Tensor) -> Tensor:
+    """Attach the implicit derivative: with r = sum_i w_i T(S -> S_i), dS = J^{-1} dr, J = -dr/dS."""
     base = value.detach()
+    if bool((numerical_rank_psd(base) < base.shape[-1]).any()):
+        raise InvalidInput("covs: the barycentre is singular and has no derivative; detach covs and weights")
+    center = base.unsqueeze(-3).expand_as(S)
+    r = (w[..., None, None] * bures_map_raw(center, S)).sum(-3)
+    step: Tensor = _ImplicitStep.apply(r, base, S.detach(), w.detach())  # type: ignore[no-untyped-call]
+    return base + step
 
-    def residual(Z: Tensor, covs: Tensor, weights: Tensor) -> Tensor:
-        maps = bures_map_raw(symmetrise(Z).expand_as(covs), covs)
-        return (weights[:, None, None] * maps).sum(0) - torch.eye(d, dtype=Z.dtype, device=Z.device)
 
-    J = torch.autograd.functional.jacobian(lambda Z: residual(Z, S.detach(), w.detach()), base)
-    J = J.reshape(d * d, d * d)
-    # J acts on symmetric matrices; on skew ones it is 0, and there the identity makes it invertible.
-    basis = torch.eye(d * d, dtype=J.dtype, device=J.device).reshape(d * d, d, d)
-    skew = (0.5 * (basis - basis.mT)).reshape(d * d, d * d)
-    r = residual(base, S, w).reshape(-1)
-    step = torch.linalg.solve(J + skew, (r - r.detach()).unsqueeze(-1)).reshape(d, d)
-    return base - symmetrise(step)
+class _ImplicitStep(torch.autograd.Function):
+    """0, with derivative J^{-1} dr; J is the Hessian of a convex function, so it is its own adjoint."""
+
+    @staticmethod
+    def forward(ctx: Any, r: Tensor, base: Tensor, S: Tensor, w: Tensor) -> Tensor:
+        ctx.save_for_backward(base, S, w)
+        return torch.zeros_like(r)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
+        base, S, w = ctx.saved_tensors
+        center = base.unsqueeze(-3).expand_as(S)
+        T = bures_map_raw(center, S)
+
+        def J(Z: Tensor) -> Tensor:
+            pushed = symmetrise(T @ Z.unsqueeze(-3) @ T)
+            return (w[..., None, None] * map_derivative(center, T, pushed)).sum(-3)
+
+        return _conjugate_gradients(J, symmetrise(grad_outputs[0])), None, None, None
+
+
+def _conjugate_gradients(J: Any, g: Tensor) -> Tensor:
+    """Solve J z = g for symmetric matrices (..., d, d), members independent of one another."""
+    d = g.shape[-1]
+    z, r = torch.zeros_like(g), g
+    p, rr = r, (r * r).sum((-2, -1))
+    goal = (8 * torch.finfo(g.dtype).eps) ** 2 * rr
+    for _ in range(2 * d * (d + 1)):
+        if bool((rr <= goal).all()):
+            break
+        Jp = J(p)
+        curvature = (p * Jp).sum((-2, -1))
+        usable = (curvature > 0) & (rr > goal)
+        alpha = torch.where(usable, rr / torch.where(usable, curvature, 1.0), 0.0)[..., None, None]
+        z, r = z + alpha * p, r - alpha * Jp
+        new = (r * r).sum((-2, -1))
+        p = r + (new / torch.where(rr > 0, rr, 1.0))[..., None, None] * p
+        rr = torch.where(usable, new, rr)
+        if not bool(usable.any()):
+            break
+    return z

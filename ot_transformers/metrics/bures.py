@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -14,13 +15,17 @@ from ..arrays import (
     as_matrix,
     as_tensor,
     broadcast_batch,
+    check_positive,
     check_psd,
     check_symmetric,
     common_kind,
+    readable,
     to_kind,
 )
-from ..errors import InvalidInput
+from ..errors import InvalidInput, NotConverged
 from ..numerics.bures import align, bures_map_raw, bures_squared, covariance_factor, safe_sqrt
+from ..numerics.bures_map import cholesky_regular
+from ..numerics.bures_transport import transport_along_map
 from ..spd import solve_lyapunov, symmetrise, transfer
 
 __all__ = [
@@ -38,10 +43,20 @@ def psd_pair(
     S0: ArrayLike, S1: ArrayLike, names: tuple[str, str] = ("S0", "S1")
 ) -> tuple[Tensor, Tensor, Kind]:
     """Validate two covariances and bring them to one dtype."""
-    a, _ = as_matrix(S0, names[0], square=True)
-    b, _ = as_matrix(S1, names[1], square=True)
+    a, b, kind = _symmetric_pair(S0, S1, names)
     check_psd(a, names[0])
     check_psd(b, names[1])
+    return a, b, kind
+
+
+def _symmetric_pair(
+    S0: ArrayLike, S1: ArrayLike, names: tuple[str, str] = ("S0", "S1")
+) -> tuple[Tensor, Tensor, Kind]:
+    """As `psd_pair`, without the check of eigenvalues."""
+    a, _ = as_matrix(S0, names[0], square=True)
+    b, _ = as_matrix(S1, names[1], square=True)
+    check_symmetric(a, names[0])
+    check_symmetric(b, names[1])
     if a.shape[-1] != b.shape[-1]:
         raise InvalidInput(f"{names[0]} has dimension {a.shape[-1]}, {names[1]} has dimension {b.shape[-1]}")
     if a.device != b.device:
@@ -49,6 +64,15 @@ def psd_pair(
     broadcast_batch([a.shape[:-2], b.shape[:-2]], names)
     dtype = torch.promote_types(a.dtype, b.dtype)
     return symmetrise(a.to(dtype)), symmetrise(b.to(dtype)), common_kind(S0, S1)
+
+
+def _checked_factor(S: Tensor, name: str) -> Tensor:
+    """A factor of S; that S is PSD is checked on the way, where its Cholesky factorisation does not show it."""
+    L, regular = cholesky_regular(S.detach())
+    if bool(regular.all()):
+        return L
+    check_psd(S[~regular], name)
+    return covariance_factor(S.detach())
 
 
 def bures_distance(S0: ArrayLike, S1: ArrayLike, squared: bool = False) -> Array:
@@ -72,9 +96,10 @@ def bures_distance(S0: ArrayLike, S1: ArrayLike, squared: bool = False) -> Array
 
     Notes
     -----
-    Distant pairs use the trace form, near ones |L0 - L1 O|_F over optimally aligned factors, which keeps its
-    digits where the trace form loses them all (below 1e-7 relative); equal matrices give exactly 0. The
-    derivative of BW at equal matrices is taken as 0; that of BW^2 is <I - T01, dS0> + <I - T10, dS1>.
+    Distant pairs use the trace form. Near pairs of regular matrices use their difference: the relative error is
+    d ulp cond(S0) however near they are, where the trace form loses everything below 1e-7. Near pairs of singular
+    ones use |L0 - L1 O|_F over optimally aligned factors. Equal matrices give exactly 0. The derivative of BW at
+    equal matrices is taken as 0; that of BW^2 is <I - T01, dS0> + <I - T10, dS1>, to any order.
 
     References
     ----------
@@ -85,8 +110,11 @@ def bures_distance(S0: ArrayLike, S1: ArrayLike, squared: bool = False) -> Array
     >>> float(bures_distance([[1.0]], [[9.0]]))
     2.0
     """
-    a, b, kind = psd_pair(S0, S1)
-    value = bures_squared(a, b)
+    a, b, kind = _symmetric_pair(S0, S1)
+    factors = None
+    if readable(a) and readable(b):
+        factors = _checked_factor(a, "S0"), _checked_factor(b, "S1")
+    value = bures_squared(a, b, factors)
     return to_kind(value if squared else safe_sqrt(value), kind)
 
 
@@ -109,7 +137,14 @@ def bures_map(S0: ArrayLike, S1: ArrayLike) -> Array:
         (|T S0 T - S1| > 1e-6 |S1|; transport then needs a coupling, see `bures_geodesic`).
     """
     a, b, kind = psd_pair(S0, S1)
+    return to_kind(_checked_map(a, b), kind)
+
+
+def _checked_map(a: Tensor, b: Tensor) -> Tensor:
+    """The map, or the error that there is none."""
     T = bures_map_raw(a, b)
+    if not (readable(a) and readable(b)):
+        return T
     gap = torch.linalg.matrix_norm((transfer(T, a) - b).detach())
     size = torch.linalg.matrix_norm(b.detach())
     # A regular but ill-conditioned S0 leaves a residual of sqrt(ulp) at worst; a missing rank leaves one of order 1.
@@ -117,7 +152,7 @@ def bures_map(S0: ArrayLike, S1: ArrayLike) -> Array:
     if bool((gap > slack * size).any()):
         worst = float((gap / size.clamp_min(torch.finfo(size.dtype).tiny)).max())
         raise InvalidInput(f"S0 is singular and no map sends it to S1: |T S0 T - S1| / |S1| = {worst:.2e}")
-    return to_kind(T, kind)
+    return T
 
 
 def bures_geodesic(S0: ArrayLike, S1: ArrayLike, t: ArrayLike) -> Array:
@@ -140,7 +175,7 @@ def bures_geodesic(S0: ArrayLike, S1: ArrayLike, t: ArrayLike) -> Array:
     InvalidInput
         t outside [0, 1], or matrices that are not PSD.
     """
-    a, b, kind = psd_pair(S0, S1)
+    a, b, _ = psd_pair(S0, S1)
     times, _ = as_tensor(t, "t")
     if times.ndim > 1:
         raise InvalidInput(f"t must be a number or (k,), got shape {tuple(times.shape)}")
@@ -165,7 +200,8 @@ def bures_log(S0: ArrayLike, S1: ArrayLike) -> Array:
     InvalidInput
         As `bures_map`.
     """
-    T, kind = as_tensor(bures_map(S0, S1), "T", copy=False)
+    a, b, kind = psd_pair(S0, S1)
+    T = _checked_map(a, b)
     return to_kind(T - torch.eye(T.shape[-1], dtype=T.dtype, device=T.device), kind)
 
 
@@ -191,7 +227,7 @@ def bures_exp(
     """
     a, _ = as_matrix(S, "S", square=True)
     check_psd(a, "S")
-    X, kind = _tangent(a, map_tangent, cov_tangent)
+    X, _ = _tangent(a, map_tangent, cov_tangent)
     eye = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
     return to_kind(transfer(eye + X, symmetrise(a)), common_kind(S, map_tangent, cov_tangent))
 
@@ -218,23 +254,24 @@ def bures_inner(S: ArrayLike, X: ArrayLike, Y: ArrayLike) -> Array:
     return to_kind((x @ a * y).sum((-2, -1)), common_kind(S, X, Y))
 
 
-def bures_transport(S0: ArrayLike, S1: ArrayLike, map_tangent: ArrayLike, *, n_steps: int = 64) -> Array:
+def bures_transport(S0: ArrayLike, S1: ArrayLike, map_tangent: ArrayLike, *, tol: float = 1e-10) -> Array:
     r"""Parallel transport of a map tangent along the geodesic from S0 to S1.
 
-    With W_t = (T - I)((1 - t) I + t T)^{-1} the velocity of the geodesic, the covariant derivative of the
-    gradient field x -> Y_t x is the projection of Y' + Y W on symmetric maps in L^2(N(0, S_t)); it vanishes iff
+    With B = (1 - t) I + t T, S = B S0 B and W = (T - I) B^{-1} the velocity of the geodesic, the covariant
+    derivative of the field x -> Y x is the projection of Y' + Y W on the symmetric maps in L^2(N(0, S)). It is 0 iff
 
-        Y' S_t + S_t Y' = -(Y W S_t + S_t W Y),
+        Y' S + S Y' = -(Y P + P^T Y),   P = W S = (T - I) S0 B,
 
-    a linear equation that keeps inner products tr(Y S Z). Integrated by the classical Runge-Kutta method of
-    order 4 with `n_steps` steps; the error is O(n_steps^-4), about 1e-9 for tangents and maps of order 1.
+    a linear equation that keeps inner products tr(Y S Z).
 
     Parameters
     ----------
     S0, S1 : array (..., d, d)
-        S0 regular, or S1 reached by a map.
+        S1 reached from S0 by a map (S0 regular, say).
     map_tangent : array (..., d, d), symmetric
-    n_steps : int
+    tol : float
+        Relative error of the result. The Runge-Kutta method of order 4 is repeated with twice the steps until
+        two results, extrapolated, agree to it.
 
     Returns
     -------
@@ -244,25 +281,20 @@ def bures_transport(S0: ArrayLike, S1: ArrayLike, map_tangent: ArrayLike, *, n_s
     ------
     InvalidInput
         As `bures_map`; a tangent that is not symmetric.
+
+    Warns
+    -----
+    NotConverged
+        The tolerance was not reached with 4,096 steps.
     """
     a, b, _ = psd_pair(S0, S1)
     Y, _ = _tangent(a, map_tangent, None)
-    T, _ = as_tensor(bures_map(a, b), "T", copy=False)
-    eye = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
-    X = T - eye
-
-    def slope(t: float, Z: Tensor) -> Tensor:
-        B = eye + t * X
-        S = transfer(B, a)
-        W = symmetrise(torch.linalg.solve_ex(B, X)[0])
-        return solve_lyapunov(S, -2.0 * symmetrise(Z @ W @ S))
-
-    h = 1.0 / n_steps
-    for k in range(n_steps):
-        t = k * h
-        k1 = slope(t, Y)
-        k2 = slope(t + 0.5 * h, Y + 0.5 * h * k1)
-        k3 = slope(t + 0.5 * h, Y + 0.5 * h * k2)
-        k4 = slope(t + h, Y + h * k3)
-        Y = Y + h / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
-    return to_kind(Y, common_kind(S0, S1, map_tangent))
+    check_positive(tol, "tol")
+    broadcast_batch([a.shape[:-2], b.shape[:-2], Y.shape[:-2]], ["S0", "S1", "map_tangent"])
+    T = _checked_map(a, b)
+    moved, error = transport_along_map(a, T, Y, tol)
+    if error > max(tol, 16 * torch.finfo(a.dtype).eps):
+        warnings.warn(
+            f"parallel transport: relative error {error:.1e} > tol {tol:.1e}", NotConverged, stacklevel=2
+        )
+    return to_kind(moved, common_kind(S0, S1, map_tangent))

@@ -7,15 +7,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arrays import Array, ArrayLike, as_matrix, cast_like, check_psd, common_kind, to_kind
+from ..arrays import (
+    Array,
+    ArrayLike,
+    as_matrix,
+    broadcast_batch,
+    cast_like,
+    check_psd,
+    check_symmetric,
+    common_kind,
+    describe,
+    to_kind,
+)
 from ..errors import InvalidInput
 from ..measures import AffineVelocity, Gaussian, Measure, as_gaussian, check_same_dim
 from ..numerics.bures import align, bures_squared, bures_squared_factors, safe_sqrt
 from ..spd import eigh_psd, symmetrise
 from ._bures_proximal import proximal_gaussian
-from .barycenter import bures_barycenter
+from .barycenter import barycenter_weights, bures_barycenter
 from .base import EnergyLike, Geodesic, Metric, ProximalResult
-from .bures import bures_map, bures_transport
+from .bures import bures_log, bures_transport
 
 __all__ = ["BuresWasserstein"]
 
@@ -61,6 +72,7 @@ class BuresWasserstein(Metric):
     def _pair(self, mu: Measure, nu: Measure) -> tuple[Gaussian, Gaussian]:
         a, b = as_gaussian(mu, "mu"), as_gaussian(nu, "nu")
         check_same_dim(a, b)
+        broadcast_batch([a.batch_shape, b.batch_shape], ["mu", "nu"])
         self._check_dim(a)
         return self._whiten(a), self._whiten(b)
 
@@ -97,6 +109,8 @@ class BuresWasserstein(Metric):
         length = self.distance(mu, nu)
 
         def at(t: float) -> Gaussian:
+            if not 0 <= t <= 1:
+                raise InvalidInput(f"t must lie in [0, 1], got {t}")
             m = (1 - t) * a.mean_t + t * b.mean_t
             return _as_kind(self._unwhiten(Gaussian.unchecked(m, factor=(1 - t) * L0 + t * turned)), kind)
 
@@ -113,16 +127,15 @@ class BuresWasserstein(Metric):
             mu is singular and no map sends it to nu.
         """
         a, b = self._pair(mu, nu)
-        X = bures_map(a.cov_t, b.cov_t) - torch.eye(a.dim, dtype=a.dtype, device=a.device)
-        return self._field(b.mean_t - a.mean_t, X, common_kind(mu, nu, self))
+        return self._field(b.mean_t - a.mean_t, bures_log(a.cov_t, b.cov_t), common_kind(mu, nu, self))
 
     def exp(self, mu: Measure, tangent: AffineVelocity) -> Gaussian:
         """The Gaussian N(m + b, (I + X) S (I + X)^T) that the tangent b + X (x - m) leads to in unit time."""
         g = as_gaussian(mu, "mu")
         self._check_dim(g)
+        b, X = _checked_field(tangent, g, "tangent")
         eye = torch.eye(g.dim, dtype=g.dtype, device=g.device)
-        X = cast_like(tangent.M_t, g.mean_t, "tangent")
-        moved = Gaussian.unchecked(g.mean_t + tangent.b_t, factor=(eye + X) @ g.factor_t)
+        moved = Gaussian.unchecked(g.mean_t + b, factor=(eye + X) @ g.factor_t)
         return _as_kind(moved, common_kind(mu, tangent, self))
 
     def inner(self, mu: Measure, v: Any, w: Any) -> Array:
@@ -130,7 +143,8 @@ class BuresWasserstein(Metric):
         g = as_gaussian(mu, "mu")
         self._check_dim(g)
         L = g.factor_t
-        bv, bw, Xv, Xw = v.b_t, w.b_t, v.M_t @ L, w.M_t @ L
+        (bv, Xv), (bw, Xw) = _checked_field(v, g, "v"), _checked_field(w, g, "w")
+        Xv, Xw = Xv @ L, Xw @ L
         if self.D is not None:
             inverse = cast_like(self._unroot, L, "D")
             bv, bw = bv @ inverse.mT, bw @ inverse.mT
@@ -140,24 +154,24 @@ class BuresWasserstein(Metric):
     def parallel_transport(self, mu: Measure, nu: Measure, tangent: AffineVelocity) -> AffineVelocity:
         """Transport a tangent along the geodesic from mu to nu (`bures_transport`; the mean part is constant)."""
         a, b = self._pair(mu, nu)
-        X, shift = tangent.M_t, tangent.b_t
+        shift, X = _checked_field(tangent, a, "tangent")
         if self.D is not None:
             root, unroot = (cast_like(t, a.mean_t, "D") for t in (self._root, self._unroot))
             X, shift = unroot @ X @ root, (unroot @ shift.unsqueeze(-1)).squeeze(-1)
-        Y = bures_transport(a.cov_t, b.cov_t, symmetrise(X))
+        check_symmetric(X, "tangent.M" if self.D is None else "D^{-1} tangent.M")
+        Y = bures_transport(a.cov_t, b.cov_t, X)
         return self._field(shift, Y, common_kind(mu, nu, tangent, self))
 
     def barycenter(self, measures: Gaussian, weights: ArrayLike | None = None) -> Gaussian:
-        """Barycentre of a batch (k,) of Gaussians."""
+        """Barycentre of Gaussians along the last batch dimension, (..., k) of them; see `bures_barycenter`."""
         g = as_gaussian(measures, "measures")
-        if len(g.batch_shape) != 1:
-            raise InvalidInput(f"measures must be a batch (k,) of Gaussians, got batch {g.batch_shape}")
+        if not g.batch_shape:
+            raise InvalidInput("measures must be a batch (..., k) of Gaussians, got one")
         self._check_dim(g)
         white = self._whiten(g)
-        S = bures_barycenter(white.cov_t, weights)
-        from .barycenter import _weights
-
-        m = (_weights(white.cov_t, weights).unsqueeze(-1) * white.mean_t).sum(0)
+        w = barycenter_weights(white.cov_t, weights)
+        S = bures_barycenter(white.cov_t, w)
+        m = (w.unsqueeze(-1) * white.mean_t).sum(-2)
         return _as_kind(self._unwhiten(Gaussian.unchecked(m, S)), common_kind(measures, weights, self))
 
     def _field(self, b: Tensor, X: Tensor, kind: Any) -> AffineVelocity:
@@ -190,6 +204,19 @@ class BuresWasserstein(Metric):
         D = None if self.D is None else cast_like(self.D, g.mean_t, "D")
         start = None if warm_start is None else as_gaussian(warm_start, "warm_start")
         return proximal_gaussian(energy, g, tau, D=D, tol=tol, max_iter=max_iter, warm_start=start)
+
+
+def _checked_field(tangent: Any, g: Gaussian, name: str) -> tuple[Tensor, Tensor]:
+    """(b, X) of a tangent b + X (x - m) at g."""
+    if not isinstance(tangent, AffineVelocity):
+        raise InvalidInput(
+            f"{name} must be an AffineVelocity (a tangent of a Gaussian), got {describe(tangent)}"
+        )
+    b, X = cast_like(tangent.b_t, g.mean_t, name), cast_like(tangent.M_t, g.mean_t, name)
+    if b.shape[-1] != g.dim:
+        raise InvalidInput(f"{name} has dimension {b.shape[-1]}, mu has dimension {g.dim}")
+    broadcast_batch([b.shape[:-1], g.batch_shape], [name, "mu"])
+    return b, X
 
 
 def _pushed(g: Gaussian, R: Tensor) -> Gaussian:

@@ -166,7 +166,8 @@ class _Distance(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Tensor) -> tuple[Tensor, int]:
-        return bures_squared(*_front(info, in_dims[:2], *args[:2])), 0
+        S0, S1 = _front(info, in_dims[:2], *args[:2])
+        return bures_squared(S0, S1), 0
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
