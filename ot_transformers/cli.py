@@ -164,6 +164,20 @@ def convexity(
     _run("convexity", "ConvexityConfig", _given(locals()), out, config, quiet)
 
 
+@app.command()
+def reproduce(
+    starts: Annotated[int | None, typer.Option(help="Starts of each panel. [default: 8]")] = None,
+    draws: Annotated[int | None, typer.Option(help="Random flows a histogram. [default: 100]")] = None,
+    rank_t_end: Annotated[float | None, typer.Option(help="Time to which they run. [default: 1e5]")] = None,
+    seed: Seed = None,
+    out: Out = None,
+    config: Config = None,
+    quiet: Quiet = False,
+) -> None:
+    """Reproduce the numerical section of the paper: cone trajectories, limit ranks, blow-up against growth."""
+    _run("reproduce", "ReproduceConfig", _given(locals()), out, config, quiet)
+
+
 def _check_certificate(file: Path) -> None:
     found = import_module(".studies.convexity", __package__).check(str(file))
     if not found.valid:

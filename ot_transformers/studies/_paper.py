@@ -72,7 +72,7 @@ PANELS = (
         "V = I, A + A^T <= 0 of rank 1: S(inf) = S0^(1/2) P S0^(1/2), of rank 1",
     ),
     Panel(
-        "mixed", "mixed sign: two lines", np.diag([1.0, -1.0]), _I, np.diag([1.0, -1.0]), 300.0, False,
+        "mixed", "mixed sign: two lines", np.diag([1.0, -1.0]), _I, np.diag([1.0, -1.0]), 8.0, True,
         "V = A = diag(1, -1), so that VA = I: every regular start grows",
     ),
     Panel(
