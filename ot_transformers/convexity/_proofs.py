@@ -79,7 +79,7 @@ def _displacement(data: Mapping[str, Any], extra_bits: int) -> Proof:
     claim = (
         f"Along the W2 geodesic of the file (inner product D^-1, {len(x)} to {len(y)} points of R^{d}, "
         "plan proved optimal by dual potentials) the second derivative of "
-        f"F = {factor} * 1/2 int int exp(x.Ay) at t = {t} is negative: F is not displacement convex."
+        f"F = {_multiple(factor)}, E_A = 1/2 int int exp(x.Ay), at t = {t} is negative: F is not displacement convex."
     )
     return _concluded(ends, claim)
 
@@ -103,10 +103,14 @@ def _twisted(data: Mapping[str, Any], extra_bits: int) -> Proof:
     ends = twisted_hessian(A, factor, D, x, w, v, _precision(data) + extra_bits)
     claim = (
         f"In the twisted metric of (A, D) on R^{d}, at the cloud of {len(x)} point(s) of the file, the "
-        f"Riemannian Hessian of F = {factor} * 1/2 int int exp(x.Ay) is negative in the direction of the file: F is "
-        "not geodesically convex."
+        f"Riemannian Hessian of F = {_multiple(factor)}, E_A = 1/2 int int exp(x.Ay), is negative in the "
+        "direction of the file: F is not geodesically convex."
     )
     return _concluded(ends, claim)
+
+
+def _multiple(factor: Fraction) -> str:
+    return "E_A" if factor == 1 else f"{factor} E_A"
 
 
 def _concluded(ends: Enclosure, claim: str) -> Proof:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -125,9 +126,10 @@ def plot_moduli(groups: Mapping[str, Sequence[float] | ArrayLike], *, ax: Axes |
                 at = row + shift[keep]
                 artists.append(axes.scatter(v[keep], at, s=22, color=colour, alpha=0.75, lw=0, zorder=3))
     size = np.concatenate(list(values.values()))
-    threshold = float(np.median(np.abs(size[size != 0]))) if (size != 0).any() else 1.0
-    if np.abs(size).max() > 30 * threshold:
-        axes.set_xscale("symlog", linthresh=threshold)
+    median = float(np.median(np.abs(size[size != 0]))) if (size != 0).any() else 1.0
+    if np.abs(size).max() > 30 * median:
+        # Linear up to a power of ten: ticks there and beyond, none that crowd around 0.
+        axes.set_xscale("symlog", linthresh=10.0 ** math.floor(math.log10(median)), linscale=0.8)
     axes.set_yticks(range(len(values)), list(values))
     axes.invert_yaxis()
     axes.set_xlabel(r"modulus $\min_t\, F''(t)\,/\,|\dot\mu|^2$")
