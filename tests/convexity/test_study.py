@@ -54,7 +54,7 @@ def test_the_filled_area_is_where_the_energy_exceeds_its_chord() -> None:
         Particles([[-2.0]]), Particles([[2.0]])
     )  # e^{-x^2} / 2 has its top in the middle
     energy = InteractionEnergy(-1.0)
-    figure, axes = new_figure(1, 2)
+    _, axes = new_figure(1, 2)
     line, chord, area = plot_chord(energy, curve, ax=axes[0, 0])
     t, f = line.get_data()
     np.testing.assert_allclose(f, 0.5 * np.exp(-((4 * t - 2) ** 2)), rtol=1e-12)
