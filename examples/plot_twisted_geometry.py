@@ -41,7 +41,9 @@ reach = [float(line.distance(Particles([[0.0]]), Particles([[s]]))) for s in x]
 
 # %%
 # Left: covariance ellipses along both geodesics. Right: the distance from the origin against the Euclidean one.
-fig, (left, right) = plt.subplots(1, 2, figsize=(10, 4), gridspec_kw={"width_ratios": [1.6, 1]}, layout="constrained")
+fig, (left, right) = plt.subplots(
+    1, 2, figsize=(10, 4), gridspec_kw={"width_ratios": [1.6, 1]}, layout="constrained"
+)
 for geodesic, colour, name in ((straight, "0.55", "W2"), (bent, "tab:red", "twisted")):
     for t in np.linspace(0, 1, 7):
         left.plot(*geodesic.at(t).ellipse(1.0).T, color=colour, lw=1.2, label=name if t == 0 else None)
@@ -50,7 +52,9 @@ for geodesic, colour, name in ((straight, "0.55", "W2"), (bent, "tab:red", "twis
 left.set(aspect="equal", xlabel="$x_1$", ylabel="$x_2$", title="geodesics of Gaussians (1 s.d. ellipses)")
 left.legend(loc="lower left", frameon=False)
 right.plot(x, reach, color="tab:red", label="$d(\\delta_0, \\delta_x)$, $a = -1$")
-right.axhline(float(line.line_diameter[0]) / 2, color="0.5", ls="--", lw=1, label="$\\sqrt{\\pi/2}$: infinity")
+right.axhline(
+    float(line.line_diameter[0]) / 2, color="0.5", ls="--", lw=1, label="$\\sqrt{\\pi/2}$: infinity"
+)
 right.plot(x[x < 1.6], x[x < 1.6], color="0.55", lw=1, label="W2")
 right.set(xlabel="$x$", ylabel="distance from $\\delta_0$", title="Dirac masses on the line")
 right.legend(frameon=False)

@@ -15,7 +15,17 @@ from ..plotting.cone import plot_cone, plot_disc
 from ..plotting.phase import plot_rank_histogram
 from ..spd import eigh_psd
 from ._paper import KINDS, PANELS, Panel, rank_ensemble, starts
-from ._result import Finding, Progress, StudyFigure, StudyResult, Table, checked, new_figure, options_of, silent
+from ._result import (
+    Finding,
+    Progress,
+    StudyFigure,
+    StudyResult,
+    Table,
+    checked,
+    new_figure,
+    options_of,
+    silent,
+)
 
 __all__ = ["ReproduceConfig", "run"]
 
@@ -101,13 +111,17 @@ def _panels(
             if kind == "softmax":
                 findings += _against_theory(panel, begin, flow)
         figure.suptitle(f"{panel.title}: A = K$^T$Q = {_inline(panel.A)}, V = {_inline(panel.V)}")
-        caption = (
-            f"{panel.theory}. Colour runs with time from dark to bright; red dots are the ends. "
-            + ("Trace-normalised: the circle is rank 1." if panel.disc else "The wire is the cone of PSD matrices.")
+        caption = f"{panel.theory}. Colour runs with time from dark to bright; red dots are the ends. " + (
+            "Trace-normalised: the circle is rank 1."
+            if panel.disc
+            else "The wire is the cone of PSD matrices."
         )
         figures.append(StudyFigure(f"panel_{panel.key}", figure, caption))
     table = Table(
-        "panels", "How the trajectories of each panel end (number of starts)", ["panel", "attention", *CLASSES], rows
+        "panels",
+        "How the trajectories of each panel end (number of starts)",
+        ["panel", "attention", *CLASSES],
+        rows,
     )
     return figures, table, findings, arrays
 
@@ -168,7 +182,9 @@ def _ranks(config: ReproduceConfig, progress: Progress) -> _Ranks:
                 rng = np.random.default_rng([config.seed, d, i])
                 attention, gaussian, _ = rank_ensemble(d, config.draws, kind, value, rng)
                 times = np.concatenate([[0.0], np.geomspace(1.0, config.rank_t_end, 12)])
-                flow = solve(attention, gaussian, config.rank_t_end, rtol=1e-7, save_at=times, max_steps=20_000)
+                flow = solve(
+                    attention, gaussian, config.rank_t_end, rtol=1e-7, save_at=times, max_steps=20_000
+                )
                 found = classify(attention, flow)
                 exact = np.asarray(found.rank)
                 plain = np.asarray(numerical_rank(flow.states[-1], absolute=0.1))
@@ -184,7 +200,14 @@ def _ranks(config: ReproduceConfig, progress: Progress) -> _Ranks:
             ax = axes[i, j]
             plot_rank_histogram(shown, labels, ax=ax, dim=d, expected=d - d // 2)
             ax.set_title(f"d = {d}, V = {'I' if value == 'identity' else '$B^T B$'}")
-    head = ["d", "V", "attention", "no limit", *[f"rank {r}" for r in range(max(_DIMS) + 1)], "d - d//2 at 0.1"]
+    head = [
+        "d",
+        "V",
+        "attention",
+        "no limit",
+        *[f"rank {r}" for r in range(max(_DIMS) + 1)],
+        "d - d//2 at 0.1",
+    ]
     n = config.draws * len(_DIMS)
     return _Ranks(
         StudyFigure(
