@@ -14,6 +14,8 @@ from .base import EnergyLike, ProximalResult
 __all__ = ["proximal_gaussian"]
 
 _MEMORY = 6
+_FAR = 1e6
+"""Points this many times further out than measure and force explain count as outside: the objective is unbounded."""
 
 
 def proximal_gaussian(
@@ -58,7 +60,7 @@ def proximal_gaussian(
         found = problem.minimise(best, floor, max_iter)
         y, n_iter = found[0], n_iter + found[1]
         # A few fixed-point steps polish what line searches leave at rounding level of the objective.
-        polished, residual, more = problem.fixed_point(y, floor, 50)
+        polished, residual, more = problem.fixed_point(y, floor, min(50, max_iter))
         if problem.residual(polished) < problem.residual(y) and (
             problem.objective(polished) <= problem.objective(y) + problem.slack(before)
         ):
@@ -79,6 +81,11 @@ class _Problem:
         self.eye = torch.eye(d, dtype=L0.dtype, device=L0.device)
         self.D = self.eye if D is None else D
         self.inverse = None if D is None else torch.linalg.inv(D)
+        self._last: tuple[Tensor, tuple[Tensor, Tensor]] | None = None
+        g, H = self._gradient(y0 := self.pack(m0, L0))
+        force = tau * self.D @ self.pack(g, 2.0 * H @ L0)
+        reach = torch.linalg.matrix_norm(y0) + torch.linalg.matrix_norm(force).nan_to_num(0.0, 0.0, 0.0)
+        self.limit = _FAR * float(reach) if float(reach) > 0 else float("inf")
 
     def pack(self, m: Tensor, X: Tensor) -> Tensor:
         return torch.cat([m.unsqueeze(-1), X], -1)
@@ -92,19 +99,28 @@ class _Problem:
     def _norm2(self, z: Tensor) -> float:
         return float((z * (z if self.inverse is None else self.inverse @ z)).sum())
 
+    def _within(self, y: Tensor) -> bool:
+        return bool(torch.isfinite(y).all()) and float(torch.linalg.matrix_norm(y)) <= self.limit
+
     def objective(self, y: Tensor) -> float:
+        if not self._within(y):
+            return float("inf")
         m, X = self.unpack(y)
         value = float(self.energy.raw_gaussian(m, X @ X.mT))
         value += self._norm2(y - self.pack(self.m0, self.L0)) / (2 * self.tau)
         return value if value == value else float("inf")
 
     def _gradient(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        if self._last is not None and self._last[0] is y:
+            return self._last[1]
         m, X = self.unpack(y)
         try:
-            return self.energy.raw_gaussian_gradient(m, X @ X.mT)
+            value = self.energy.raw_gaussian_gradient(m, X @ X.mT)
         except InvalidInput:
             # A trial point where the energy is infinite has no gradient; the iteration steps back from NaN.
-            return torch.full_like(m, torch.nan), torch.full_like(self.eye, torch.nan)
+            value = torch.full_like(m, torch.nan), torch.full_like(self.eye, torch.nan)
+        self._last = y, value
+        return value
 
     def residual(self, y: Tensor) -> float:
         """Size of (m - m0 + tau D g, X - L0 + 2 tau D H X), relative to what it is made of."""
@@ -133,12 +149,13 @@ class _Problem:
             if best_residual <= tol or bad >= 8:
                 return best, best_residual, k
             new = self.step(y)
-            if not bool(torch.isfinite(new).all()):
+            if not self._within(new):
                 return best, best_residual, k
             ys, fs = [*ys[-_MEMORY:], new.reshape(-1)], [*fs[-_MEMORY:], (new - y).reshape(-1)]
             y = self._mix(ys, fs).reshape(y.shape)
+            y = y if self._within(y) else new
             r = self.residual(y)
-            if not r < 2 * self.residual(new):
+            if not r < 2 * best_residual and len(ys) > 1:
                 y, ys, fs = new, ys[-1:], fs[-1:]
                 r = self.residual(y)
             bad = 0 if r < 0.9 * best_residual else bad + 1
@@ -170,6 +187,8 @@ class _Problem:
 
         def evaluate(flat: Tensor) -> tuple[Tensor, Tensor]:
             z = flat.reshape(shape)
+            if not self._within(root @ z):
+                return torch.full_like(flat[:, 0], torch.inf), torch.full_like(flat, torch.nan)
             m, X = self.unpack(root @ z)
             value = self.energy.raw_gaussian(m, X @ X.mT) + (z - z0).square().sum() / (2 * self.tau)
             g, H = self._gradient(root @ z)
