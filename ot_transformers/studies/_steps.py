@@ -41,18 +41,20 @@ class Run:
 
 @dataclass(frozen=True, eq=False)
 class Steps:
-    """Runs from the largest to the smallest step, and the order between the last two.
-
-    Attributes
-    ----------
-    runs : one a step size
-    order : log(error ratio) / log(step ratio) of the two smallest steps, at the final time
-    fitted : slope of log error against log tau over all of them
-    """
+    """Runs from the largest to the smallest step."""
 
     runs: list[Run]
-    order: float
-    fitted: float
+
+    @property
+    def order(self) -> float:
+        """Order at step 0: the orders between successive sizes differ from it by a multiple of the step.
+
+        Extrapolated from the last two of them; with two sizes only, the one that there is.
+        """
+        p, tau = self.orders(), self.taus
+        if len(p) < 2:
+            return float(p[-1])
+        return float((p[-1] * tau[-3] - p[-2] * tau[-2]) / (tau[-3] - tau[-2]))
 
     @property
     def taus(self) -> Floats:
@@ -71,7 +73,18 @@ class Steps:
 
     def orders(self) -> Floats:
         """Order between each step size and the next."""
-        return np.diff(np.log(self.errors)) / np.diff(np.log(self.taus))
+        error = np.maximum(self.errors, np.finfo(float).tiny)
+        return np.diff(np.log(error)) / np.diff(np.log(self.taus))
+
+    def words(self) -> str:
+        """The orders in words."""
+        between = ", ".join(f"{p:.3f}" for p in self.orders())
+        if len(self.runs) < 3:
+            return f"The order between the two sizes is {between}; theory says 1."
+        return (
+            f"The orders between successive sizes are {between}, which extrapolates to {self.order:.3f} at step 0; "
+            "theory says 1."
+        )
 
 
 def jko_steps(
@@ -105,14 +118,11 @@ def jko_steps(
         runs.append(Run(t_end / k, times, energies, compare(states, exact), states, converged))
         done += k
         progress(f"JKO steps of {t_end / k:.3g}", done / total)
-    x = np.log([r.tau for r in runs])
-    y = np.log([max(r.gaps[-1], np.finfo(float).tiny) for r in runs])
-    order = float((y[-1] - y[-2]) / (x[-1] - x[-2]))
-    return Steps(runs, order, float(np.polyfit(x, y, 1)[0]))
+    return Steps(runs)
 
 
-def step_counts(problem: Problem, t_end: float, *, largest: int = 64) -> tuple[int, ...]:
-    """Numbers of JKO steps that the problem allows: k, 2k and, up to rank `largest`, 4k; k at least 8.
+def step_counts(problem: Problem, t_end: float) -> tuple[int, int, int]:
+    """Numbers of JKO steps that the problem allows: k, 2k, 4k, with k at least 8.
 
     An energy with negative curvature has no JKO step beyond a critical size, the inverse of the rate at which the
     flow expands. The largest step is half the inverse of the rates at hand, |V| and |M|.
@@ -120,8 +130,6 @@ def step_counts(problem: Problem, t_end: float, *, largest: int = 64) -> tuple[i
     field = problem.attention.affine(problem.cloud.gaussian)
     norms = [torch.linalg.matrix_norm(m.double(), 2) for m in (problem.parameters.V, field.M_t)]
     base = max(8, math.ceil(2.0 * t_end * float(max(norms))))
-    if int(problem.cloud.gaussian.rank()) > largest:
-        return base, 2 * base
     return base, 2 * base, 4 * base
 
 

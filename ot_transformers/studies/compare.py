@@ -149,10 +149,7 @@ def _gradient_findings(problem: Problem, c: Curves, tol: Tolerances, length: flo
     s = c.steps
     errors = ", ".join(f"{format_number(e)} at step {t:.3g}" for t, e in zip(s.taus, s.errors, strict=True))
     value = abs(s.order - 1.0)
-    text = (
-        f"The distance of the JKO steps to the flow at the final time is {errors}. The measured order is "
-        f"{s.order:.3f} between the two smallest steps ({s.fitted:.3f} fitted to all); theory says 1. "
-    )
+    text = f"The distance of the JKO steps to the flow at the final time is {errors}. {s.words()} "
     if s.converged:
         text += "Every inner problem converged."
         found.append(checked("JKO steps tend to the flow at order 1", text, value, tol.order))

@@ -13,7 +13,9 @@ from ot_transformers.models import load_head, load_tokens
 from ot_transformers.studies._curves import distance_travelled, spectrum
 from ot_transformers.studies._grid import time_grid
 from ot_transformers.studies._presets import PRESETS, balanced_factors, load_parameters
+from ot_transformers.studies._problem import ProblemConfig, build
 from ot_transformers.studies._sampling import matched_clouds, slope_with_interval
+from ot_transformers.studies._steps import Run, Steps, step_counts
 from ot_transformers.studies._tokens import load_cloud
 
 OPTIONS = {"seed": 0, "dtype": "float64", "device": "cpu"}
@@ -128,3 +130,20 @@ def test_balanced_factors_multiply_to_the_score() -> None:
     Q, K = balanced_factors(A)
     torch.testing.assert_close(K.mT @ Q, A)
     torch.testing.assert_close(torch.linalg.svdvals(Q), torch.linalg.svdvals(K))
+
+
+def test_order_is_extrapolated_to_step_zero() -> None:
+    """An error tau + tau^2 is of order 1, though its slope at these steps is off by more than 0.1."""
+    tau = np.array([0.4, 0.2, 0.1])
+    one = np.zeros(1)
+    steps = Steps([Run(t, one, one, np.array([t + t**2]), [], True) for t in tau])
+    assert steps.orders()[-1] > 1.1
+    assert steps.order == pytest.approx(1.0, abs=0.05)
+
+
+def test_steps_stay_below_the_critical_size() -> None:
+    problem = build(ProblemConfig(preset="identity", n=30, d=2))
+    counts = step_counts(problem, 8.0)
+    # -OT / 2 and OT / 2 with A = I have curvature of size 1: steps of 1 or more have no minimiser.
+    assert 8.0 / counts[0] <= 0.5
+    assert counts[1:] == (2 * counts[0], 4 * counts[0])
