@@ -51,6 +51,7 @@ class Balance:
     dissipation : |grad F|^2 in the metric at each time, (T,)
     rate : dF/dt at each time, by differentiating the Chebyshev interpolant of F, (T,)
     defect : |F(t) - F(0) + int_0^t |grad F|^2| / max |F - F(0)|, (T,)
+    quadrature : estimated error of the integral in the defect, in its units
     finite : whether all energies are finite
     """
 
@@ -58,6 +59,7 @@ class Balance:
     dissipation: Floats
     rate: Floats
     defect: Floats
+    quadrature: float
     finite: bool
 
 
@@ -71,11 +73,12 @@ def balance(states: Sequence[Measure], structure: Any, attention: Attention, gri
     finite = bool(np.isfinite(energy).all() and np.isfinite(speed).all())
     if not finite:
         nothing = np.full(len(energy), np.nan)
-        return Balance(energy, speed, nothing, nothing, False)
+        return Balance(energy, speed, nothing, nothing, np.nan, False)
     change = energy - energy[0]
     scale = max(float(np.abs(change).max()), np.finfo(float).tiny)
     defect = np.abs(change + grid.integral(speed)) / scale
-    return Balance(energy, speed, grid.derivative(energy), defect, True)
+    quadrature = grid.truncation(speed) * float(grid.t[-1] * speed.max()) / scale
+    return Balance(energy, speed, grid.derivative(energy), defect, quadrature, True)
 
 
 def _speed2(state: Measure, structure: Any, attention: Attention) -> float:
