@@ -21,7 +21,9 @@ from rich.table import Table
 
 HERE = Path(__file__).parent
 MARK = "ROWS:"
-CODE = "import json, sys, importlib; m = importlib.import_module(sys.argv[1]); print('{}' + json.dumps(m.run()))"
+CODE = (
+    "import json, sys, importlib; m = importlib.import_module(sys.argv[1]); print('{}' + json.dumps(m.run()))"
+)
 
 
 def topics() -> list[str]:
