@@ -24,7 +24,6 @@ from ..arrays import (
 )
 from ..errors import InvalidInput, NotConverged
 from ..numerics.bures import align, bures_map_raw, bures_squared, covariance_factor, safe_sqrt
-from ..numerics.bures_map import cholesky_regular
 from ..numerics.bures_transport import transport_along_map
 from ..spd import solve_lyapunov, symmetrise, transfer
 
@@ -52,7 +51,7 @@ def psd_pair(
 def _symmetric_pair(
     S0: ArrayLike, S1: ArrayLike, names: tuple[str, str] = ("S0", "S1")
 ) -> tuple[Tensor, Tensor, Kind]:
-    """As `psd_pair`, without the check of eigenvalues."""
+    """As `psd_pair`, without the check that they are PSD."""
     a, _ = as_matrix(S0, names[0], square=True)
     b, _ = as_matrix(S1, names[1], square=True)
     check_symmetric(a, names[0])
@@ -63,16 +62,7 @@ def _symmetric_pair(
         raise InvalidInput(f"{names[0]} is on device {a.device}, {names[1]} on {b.device}: move one of them")
     broadcast_batch([a.shape[:-2], b.shape[:-2]], names)
     dtype = torch.promote_types(a.dtype, b.dtype)
-    return symmetrise(a.to(dtype)), symmetrise(b.to(dtype)), common_kind(S0, S1)
-
-
-def _checked_factor(S: Tensor, name: str) -> Tensor:
-    """A factor of S; that S is PSD is checked on the way, where its Cholesky factorisation does not show it."""
-    L, regular = cholesky_regular(S.detach())
-    if bool(regular.all()):
-        return L
-    check_psd(S[~regular], name)
-    return covariance_factor(S.detach())
+    return a.to(dtype), b.to(dtype), common_kind(S0, S1)
 
 
 def bures_distance(S0: ArrayLike, S1: ArrayLike, squared: bool = False) -> Array:
@@ -111,10 +101,7 @@ def bures_distance(S0: ArrayLike, S1: ArrayLike, squared: bool = False) -> Array
     2.0
     """
     a, b, kind = _symmetric_pair(S0, S1)
-    factors = None
-    if readable(a) and readable(b):
-        factors = _checked_factor(a, "S0"), _checked_factor(b, "S1")
-    value = bures_squared(a, b, factors)
+    value = bures_squared(a, b, ("S0", "S1"))
     return to_kind(value if squared else safe_sqrt(value), kind)
 
 

@@ -16,8 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..arrays import check_psd
 from ..forward_mode import nested_jvp
 from ..spd import eigh_psd, symmetrise
+from .bures_batch import squared_in_step
 from .bures_map import bures_map_raw, cholesky_regular
 from .bures_nuclear import nuclear_norm
 from .bures_polar import align
@@ -58,25 +60,16 @@ def covariance_factor(S: Tensor) -> Tensor:
     return out
 
 
-def bures_squared(S0: Tensor, S1: Tensor, factors: tuple[Tensor, Tensor] | None = None) -> Tensor:
+def bures_squared(S0: Tensor, S1: Tensor, names: tuple[str, str] | None = None) -> Tensor:
     """BW^2(S0, S1) (...) of PSD matrices, exactly 0 for equal ones.
 
     The derivative is <I - T01, dS0> + <I - T10, dS1> with T the optimal maps (on the range, where a matrix is
     singular), so repeated eigenvalues and equal matrices are harmless; the maps are differentiable again.
-
-    Parameters
-    ----------
-    S0, S1 : Tensor (..., d, d)
-    factors : pair of Tensor, optional
-        Factors of S0 and S1 where they are known already (`covariance_factor`).
+    With `names`, that the (symmetric) matrices are PSD is checked on the way, and an error names the argument.
     """
     batch = torch.broadcast_shapes(S0.shape[:-2], S1.shape[:-2])
     d = S0.shape[-1]
-    if factors is None or torch._C._functorch.maybe_current_level() is not None:
-        L0 = L1 = S0.new_empty(0)
-    else:
-        L0, L1 = (L.detach().expand(*batch, d, d) for L in factors)
-    out: Tensor = _Distance.apply(S0.expand(*batch, d, d), S1.expand(*batch, d, d), L0, L1)  # type: ignore[no-untyped-call]
+    out: Tensor = _Distance.apply(S0.expand(*batch, d, d), S1.expand(*batch, d, d), names)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -111,9 +104,21 @@ def _squared_of_factors(L0: Tensor, L1: Tensor) -> Tensor:
     return value.masked_scatter(near, _procrustes(L0[near], L1[near]))
 
 
-def _squared_of_covariances(S0: Tensor, S1: Tensor, L0: Tensor, L1: Tensor) -> Tensor:
-    if L0.ndim < 2:
-        L0, L1 = covariance_factor(S0), covariance_factor(S1)
+def _squared_of_covariances(S0: Tensor, S1: Tensor, names: tuple[str, str] | None) -> Tensor:
+    fast = squared_in_step(S0, S1, _NEAR)
+    if fast is not None and bool(fast[1].all()):
+        return fast[0]
+    rest = slice(None) if fast is None else ~fast[1]
+    A, B = S0[rest], S1[rest]
+    if names is not None:
+        check_psd(A, names[0])
+        check_psd(B, names[1])
+    return _each(A, B) if fast is None else fast[0].masked_scatter(~fast[1], _each(A, B))
+
+
+def _each(S0: Tensor, S1: Tensor) -> Tensor:
+    """BW^2 by the form that suits each pair."""
+    L0, L1 = covariance_factor(S0), covariance_factor(S1)
     value, near = _far(L0, L1)
     if not bool(near.any()):
         return value
@@ -156,8 +161,8 @@ def _front(info: Any, in_dims: tuple[Any, ...], *tensors: Tensor) -> list[Tensor
 
 class _Distance(torch.autograd.Function):
     @staticmethod
-    def forward(S0: Tensor, S1: Tensor, L0: Tensor, L1: Tensor) -> Tensor:
-        return _squared_of_covariances(S0, S1, L0, L1)
+    def forward(S0: Tensor, S1: Tensor, names: tuple[str, str] | None) -> Tensor:
+        return _squared_of_covariances(S0, S1, names)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -165,9 +170,9 @@ class _Distance(torch.autograd.Function):
         ctx.save_for_forward(*inputs[:2])
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Tensor) -> tuple[Tensor, int]:
-        S0, S1 = _front(info, in_dims[:2], *args[:2])
-        return bures_squared(S0, S1), 0
+    def vmap(info: Any, in_dims: tuple[Any, ...], S0: Tensor, S1: Tensor, names: Any) -> tuple[Tensor, int]:
+        A, B = _front(info, in_dims[:2], S0, S1)
+        return bures_squared(A, B, names), 0
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
@@ -175,7 +180,7 @@ class _Distance(torch.autograd.Function):
         g = grad_outputs[0][..., None, None]
         first = g * _slope(S0, S1) if ctx.needs_input_grad[0] else None
         second = g * _slope(S1, S0) if ctx.needs_input_grad[1] else None
-        return first, second, None, None
+        return first, second, None
 
     @staticmethod
     @nested_jvp

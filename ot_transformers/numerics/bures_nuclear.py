@@ -14,6 +14,7 @@ singular values keep their digits. The few members that converge slowly go to LA
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeAlias
 
@@ -21,7 +22,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["nuclear_norm"]
+__all__ = [
+    "bidiagonal",
+    "empty",
+    "in_pieces",
+    "nuclear_norm",
+    "subtract_product",
+    "suits",
+    "sum_of_singular_values",
+]
 
 Rows: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
 _LARGEST = 9
@@ -34,8 +43,10 @@ _RANGE = 1e60
 """Largest and smallest (inverse) size of a matrix whose squares are safe."""
 _TRANSFORMS = 9
 """Transforms a singular value; whatever has not converged then goes to LAPACK."""
-_ENOUGH = 0.99
-"""Share of the members that must have converged to go on."""
+_ENOUGH = 0.01
+"""Share of the members that may be left over."""
+_FEW = 0.3
+"""Share of the members from which on those left go on by themselves."""
 _ULP = float(np.finfo(np.float64).eps)
 
 
@@ -44,54 +55,88 @@ def nuclear_norm(M: Tensor) -> Tensor:
     if min(M.shape[-2:]) == 1:
         return torch.linalg.vector_norm(M, dim=(-2, -1))
     count, width = M.shape[:-2].numel(), max(M.shape[-2:])
-    if not 3 <= width <= _LARGEST or count < _FEWEST or M.device.type != "cpu":
+    if not suits(count, width, M):
         return torch.linalg.svdvals(M).sum(-1)
     flat = M.detach().reshape(count, *M.shape[-2:]).double()
     size = flat.abs().amax((-2, -1))
-    slow = (size < 1 / _RANGE) | (size > _RANGE)
-    value = torch.empty_like(size)
-    source, out, bad = flat.numpy(), value.numpy(), slow.numpy()
-    step = max(_FEWEST, _CACHE // width**2)
-    pieces = [slice(i, min(i + step, count)) for i in range(0, count, step)]
+    source, q, e = flat.numpy(), empty(width, count), empty(width - 1, count)
 
-    def work(piece: slice) -> None:
-        out[piece], unfinished = _piece(source[piece], width)
-        bad[piece] |= unfinished
+    def reduce(piece: slice) -> None:
+        A = empty(width, width, len(source[piece]))
+        A[...] = 0.0
+        A[: M.shape[-2], : M.shape[-1]] = source[piece].transpose(1, 2, 0)
+        with np.errstate(all="ignore"):
+            bidiagonal(A, q[:, piece], e[:, piece])
 
-    threads = min(torch.get_num_threads(), len(pieces))
-    if threads > 1:
-        with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(work, pieces))
-    else:
-        for piece in pieces:
-            work(piece)
+    in_pieces(reduce, count, width**2)
+    total, unfinished = sum_of_singular_values(q, e)
+    value = torch.from_numpy(total)
+    slow = torch.from_numpy(unfinished) | (size < 1 / _RANGE) | (size > _RANGE)
     if bool(slow.any()):
-        value[slow] = torch.linalg.svdvals(flat[slow]).sum(-1)
+        value = value.masked_scatter(slow, torch.linalg.svdvals(flat[slow]).sum(-1))
     return value.to(M.dtype).reshape(M.shape[:-2])
 
 
-def _piece(M: Rows, width: int) -> tuple[Rows, Any]:
-    A = np.zeros((width, width, M.shape[0]))
-    A[: M.shape[1], : M.shape[2]] = M.transpose(1, 2, 0)
-    with np.errstate(all="ignore"):
-        total, slow = _dqds(*_bidiagonal(A))
+def suits(count: int, width: int, like: Tensor) -> bool:
+    """Whether a batch is better off here than with LAPACK."""
+    return 3 <= width <= _LARGEST and count >= _FEWEST and like.device.type == "cpu"
+
+
+def empty(*shape: int) -> Rows:
+    """A new array on a 64-byte boundary, where NumPy's own are not: vector instructions run at twice the speed."""
+    return torch.empty(shape, dtype=torch.float64).numpy()
+
+
+def in_pieces(work: Callable[[slice], None], count: int, entries: int) -> None:
+    """Run over a batch in pieces that fit into the cache, on as many threads as torch may use.
+
+    `entries` is what a member occupies.
+    """
+    step = max(1024, _CACHE // entries // 8 * 8)
+    threads = min(torch.get_num_threads(), -(-count // step))
+    # Pieces of equal size, a multiple of the threads, on 64-byte boundaries.
+    number = -(-count // (step * threads)) * threads
+    step = (-(-count // number) + 7) // 8 * 8
+    pieces = [slice(i, min(i + step, count)) for i in range(0, count, step)]
+    if threads == 1:
+        for piece in pieces:
+            work(piece)
+        return
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(work, pieces))
+
+
+def sum_of_singular_values(q: Rows, e: Rows) -> tuple[Rows, Any]:
+    """Sums (b,) from the qd array, and where they are not to be trusted; destroys it."""
+    total, slow = empty(q.shape[1]), np.empty(q.shape[1], dtype=bool)
+
+    def work(piece: slice) -> None:
+        with np.errstate(all="ignore"):
+            total[piece], slow[piece] = _dqds(q[:, piece], e[:, piece])
+
+    in_pieces(work, q.shape[1], 3 * len(q))
     return total, slow | ~np.isfinite(total)
 
 
-def _bidiagonal(A: Rows) -> tuple[Rows, Rows]:
-    """Squares of the diagonal (d, b) and superdiagonal (d-1, b) of the bidiagonal form; destroys A (d, d, b)."""
+def bidiagonal(A: Rows, q: Rows, e: Rows) -> None:
+    """Squares of the diagonal to q (d, b), of the superdiagonal to e (d-1, b); destroys A (d, d, b)."""
     d, _, b = A.shape
-    q, e = np.empty((d, b)), np.empty((d - 1, b))
-    spare = np.empty(d * d * b)
+    spare = empty(d, b)
     for k in range(d - 1):
         x, C = A[k:, k], A[k:, k + 1 :]
-        w = _reflector(x, q[k]) * np.einsum("ib,ijb->jb", x, C)
-        C -= np.multiply(x[:, None], w, out=spare[: C.size].reshape(C.shape))
+        beta = _reflector(x, q[k])
+        w = np.einsum("ib,ijb->jb", x, C, out=spare[: d - 1 - k])
+        subtract_product(C, x[:, None], np.multiply(w, beta, out=w))
         y, C = A[k, k + 1 :], A[k + 1 :, k + 1 :]
-        w = _reflector(y, e[k]) * np.einsum("jb,ijb->ib", y, C)
-        C -= np.multiply(w[:, None], y, out=spare[: C.size].reshape(C.shape))
+        beta = _reflector(y, e[k])
+        w = np.einsum("jb,ijb->ib", y, C, out=spare[: d - 1 - k])
+        subtract_product(C, np.multiply(w, beta, out=w)[:, None], y)
     np.square(A[-1, -1], out=q[-1])
-    return q, e
+
+
+def subtract_product(C: Rows, x: Rows, y: Rows) -> None:
+    """C -= x y, broadcasting, in one pass over memory."""
+    torch.from_numpy(C).addcmul_(torch.from_numpy(x), torch.from_numpy(y), value=-1.0)
 
 
 def _reflector(x: Rows, square: Rows) -> Rows:
@@ -108,29 +153,52 @@ def _dqds(q: Rows, e: Rows) -> tuple[Rows, Any]:
     """Sum of the singular values (b,) from the qd array, and which members have not converged; destroys both."""
     d, b = q.shape
     tiny = 1e-36 * (q.sum(0) + e.sum(0)) + 1e-300
-    total, shifted, shift = np.zeros(b), np.zeros(b), np.zeros(b)
+    total, shifted, shift = empty(3, b)
+    total[...], shifted[...], shift[...] = 0.0, 0.0, 0.0
     slow = np.zeros(b, dtype=bool)
-    inverse, work = np.empty((d, b)), np.empty((3, b))
     for n in range(d, 2, -1):
-        for _ in range(_TRANSFORMS):
-            _transform(q[:n], e[: n - 1], shift, tiny, inverse, work)
-            shifted += shift
-            others = inverse[: n - 1].sum(0)
-            # In B B^T the last row is coupled to the others by (q_n e)^{1/2} alone: leaving it out moves the
-            # eigenvalue by q_n e / gap at most, and 1 / tr(inverse of the others) - q_n is below the gap.
-            ratio = q[n - 1] * others
-            done = (ratio <= 0.5) & (e[n - 2] * ratio <= 0.25 * _ULP * (shifted + q[n - 1]))
-            if np.count_nonzero(done | slow) >= _ENOUGH * b:
-                break
-            shift = _below(q[n - 1], inverse[n - 1], others)
+        done, others = _decouple(
+            q[:n], e[: n - 1], shift, shifted, tiny, slow, int(_ENOUGH * b), int(_FEW * b)
+        )
         slow |= ~done
         total += np.sqrt(shifted + q[n - 1])
         _drop_last(q[: n - 1], e[: n - 1])
-        shift = (1 - 4 * _ULP) / others
+        np.divide(1 - 4 * _ULP, others, out=shift)
     # (sigma_1 + sigma_2)^2 = trace + 2 det^{1/2} of the last two, moved back by what was shifted; no cancellation.
     trace = q[0] + e[0] + q[1]
     total += np.sqrt(trace + 2 * shifted + 2 * np.sqrt(q[0] * q[1] + shifted * (trace + shifted)))
     return total, slow
+
+
+def _decouple(
+    q: Rows, e: Rows, shift: Rows, shifted: Rows, tiny: Rows, slow: Any, enough: int, few: int
+) -> tuple[Any, Rows]:
+    """Transform in place until the last row has come loose; where it has, and the trace of the others' inverse."""
+    n, b = q.shape
+    inverse, work = empty(n, b), empty(3, b)
+    others = empty(b)
+    for _ in range(_TRANSFORMS):
+        _transform(q, e, shift, tiny, inverse, work)
+        shifted += shift
+        np.sum(inverse[:-1], axis=0, out=others)
+        # In B B^T the last row is coupled to the others by (q_n e)^{1/2} alone: leaving it out moves the
+        # eigenvalue by q_n e / gap at most, and 1 / tr(inverse of the others) - q_n is below the gap.
+        ratio = q[-1] * others
+        done = (ratio <= 0.5) & (e[-1] * ratio <= 0.25 * _ULP * (shifted + q[-1]))
+        left = b - np.count_nonzero(done | slow)
+        if left <= enough:
+            break
+        _below(q[-1], inverse[-1], others, work, shift)
+        if left <= few:
+            # The rest go on by themselves: the many do not wait for the few.
+            rest = np.flatnonzero(~(done | slow))
+            q_, e_, shifted_ = (np.take(t, rest, axis=-1) for t in (q, e, shifted))
+            done[rest], others[rest] = _decouple(
+                q_, e_, shift[rest], shifted_, tiny[rest], slow[rest], enough, 0
+            )
+            q[:, rest], e[:, rest], shifted[rest] = q_, e_, shifted_
+            break
+    return done, others
 
 
 def _transform(q: Rows, e: Rows, shift: Rows, tiny: Rows, inverse: Rows, work: Rows) -> None:
@@ -153,15 +221,24 @@ def _transform(q: Rows, e: Rows, shift: Rows, tiny: Rows, inverse: Rows, work: R
     inverse[len(e)] /= q[-1]
 
 
-def _below(q: Rows, inverse: Rows, others: Rows) -> Rows:
+def _below(q: Rows, inverse: Rows, others: Rows, work: Rows, out: Rows) -> None:
     """Lower bound of the smallest eigenvalue of B B^T = [[C, c], [c^T, q]].
 
     lambda >= 1 / tr (B B^T)^{-1}. And lambda = q - c^T (C - lambda)^{-1} c >= q - c^T C^{-1} c mu / (mu - u) for
     mu <= C and any u in [lambda, mu): with u = 1 / inverse = q - c^T C^{-1} c and mu = 1 / others, that is
     q - (q inverse - 1) / (inverse - others), which is nearly exact once the coupling c is small.
     """
-    bound = q - (q * inverse - 1.0) / np.maximum(inverse - others, 0.0)
-    return (1 - 4 * _ULP) * np.fmax(bound, 1.0 / (inverse + others))
+    a, b, _ = work
+    np.multiply(q, inverse, out=a)
+    a -= 1.0
+    np.subtract(inverse, others, out=b)
+    np.maximum(b, 0.0, out=b)
+    a /= b
+    np.subtract(q, a, out=a)
+    np.add(inverse, others, out=b)
+    np.divide(1.0, b, out=b)
+    np.fmax(a, b, out=out)
+    out *= 1 - 4 * _ULP
 
 
 def _drop_last(q: Rows, e: Rows) -> None:

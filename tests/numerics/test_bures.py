@@ -78,7 +78,7 @@ def test_trace_form_loses_below_1e_7_and_this_one_does_not() -> None:
 def test_distance_of_a_matrix_to_itself_is_zero_with_a_finite_gradient() -> None:
     """Known fault: NaN, in the value or in the gradient."""
     for S in (EYE, spd(4), torch.zeros(3, 3, dtype=torch.float64), torch.diag(torch.tensor([1.0, 1.0, 0.0]))):
-        S = S.double().requires_grad_()
+        S = S.double().clone().requires_grad_()
         value = bures_squared(S, S.detach())
         (g,) = torch.autograd.grad(value, S)
         assert value.item() == 0.0
