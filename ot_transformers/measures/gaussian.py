@@ -55,11 +55,13 @@ class Gaussian:
     (2, 1)
     """
 
-    __slots__ = ("_cov", "_factor", "_mean", "kind")
+    __slots__ = ("_cov", "_factor", "_mean", "has_factor", "kind")
 
     _mean: Tensor
     _cov: Tensor | None
     _factor: Tensor | None
+    has_factor: bool
+    """Whether the Gaussian was built from a factor (so that rank is exact)."""
     kind: Kind
 
     def __init__(self, mean: ArrayLike, cov: ArrayLike) -> None:
@@ -98,13 +100,15 @@ class Gaussian:
         object.__setattr__(self, "_mean", mean)
         object.__setattr__(self, "_cov", cov)
         object.__setattr__(self, "_factor", factor)
+        # Fixed now: covariance and factor are filled in later, where they are asked for.
+        object.__setattr__(self, "has_factor", cov is None)
         object.__setattr__(self, "kind", kind)
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"Gaussian is frozen: cannot set {name!r}")
 
     def __getstate__(self) -> tuple[Tensor, Tensor | None, Tensor | None, Kind]:
-        return self._mean, self._cov, self._factor, self.kind
+        return self._mean, None if self.has_factor else self._cov, self._factor, self.kind
 
     def __setstate__(self, state: tuple[Tensor, Tensor | None, Tensor | None, Kind]) -> None:
         self._freeze(*state)
@@ -130,11 +134,6 @@ class Gaussian:
             object.__setattr__(self, "_factor", sqrt_psd(self.cov_t))
         assert self._factor is not None
         return self._factor
-
-    @property
-    def has_factor(self) -> bool:
-        """Whether the Gaussian was built from a factor (so that rank is exact)."""
-        return self._cov is None or (self._factor is not None and self._factor.shape[-1] != self.dim)
 
     @property
     def mean(self) -> Array:
@@ -244,7 +243,7 @@ class Gaussian:
         index = index if isinstance(index, tuple) else (index,)
         if len(index) > len(self.batch_shape):
             raise InvalidInput(f"index {index} has more entries than batch dimensions {self.batch_shape}")
-        cov = None if self._cov is None else self._cov[index]
+        cov = None if self.has_factor or self._cov is None else self._cov[index]
         factor = None if self._factor is None else self._factor[index]
         return Gaussian.unchecked(self._mean[index], cov, factor, self.kind)
 

@@ -33,6 +33,18 @@ def test_factor_gives_the_covariance_and_keeps_rank() -> None:
     np.testing.assert_allclose(h.factor @ h.factor.T, S, rtol=1e-13)
 
 
+def test_a_square_factor_stays_a_factor_whatever_is_asked_first() -> None:
+    # Its small singular value is lost in the covariance (1e-20 against 1): rank must not depend on the order of calls.
+    g = Gaussian.from_factor(np.zeros((3, 2)), np.diag([1.0, 1e-10]))
+    before = g.rank()
+    np.testing.assert_allclose(g.cov[0], np.diag([1.0, 1e-20]), rtol=1e-15)
+    for other in (g, g[1], copy.deepcopy(g), pickle.loads(pickle.dumps(g))):
+        assert other.has_factor
+        assert np.all(other.rank() == 2)
+    assert np.all(before == 2)
+    assert not Gaussian(np.zeros(2), np.diag([1.0, 1e-20])).has_factor
+
+
 def test_samples_have_the_moments_and_repeat_with_the_seed() -> None:
     g = Gaussian([1.0, -2.0], S)
     x = g.sample(40_000, seed=1)
