@@ -3,32 +3,38 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..arrays import as_scalar
-from ..errors import InvalidInput
-from ..measures import Gaussian, Particles
+from ..arrays import Array, Kind, to_kind
+from ..errors import NotConverged
+from ..measures import Gaussian, Measure, Particles
+from ..numerics.paths import Path
 from ..numerics.twisted import gaussian_log_speed, log_speed
 from . import _twisted_gaussians as gaussians
-from . import _twisted_particles as clouds
+from ._displacement import check_time
+from ._twisted_escape import Side, Way, through_infinity
+from ._twisted_line import line_log_distance, line_point, line_velocity
+from ._twisted_matching import Labels, matched_path
+from ._twisted_particles import cloud_path
 from .base import Geodesic
 
-__all__ = [
-    "between_clouds",
-    "between_gaussians",
-    "hermite_nodes",
-    "initial_velocity",
-    "member",
-    "polygon_action",
-    "quadrature_geodesic",
-    "refined_velocity",
-    "square_factor",
-]
+__all__ = ["Found", "between_clouds", "between_gaussians", "initial_velocity", "square_factor", "warn"]
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """A geodesic and what its length depends on: the path, and the pairs of particles or the end rotation."""
+
+    geodesic: Geodesic
+    path: Path | None
+    labels: Labels | None = None
 
 
 def between_clouds(
@@ -40,43 +46,103 @@ def between_clouds(
     tol: float,
     matching: str,
     degrees: tuple[int, ...],
-    kind: Any,
-) -> Geodesic:
+    kind: Kind,
+    polish: float | None = None,
+) -> Found:
     """Geodesic of two clouds."""
-    x, y = a.x_t.detach().double(), b.x_t.detach().double()
-    wx, wy = a.weights_t.detach().double(), b.weights_t.detach().double()
-    if x.shape == y.shape and bool((x == y).all()) and bool((wx == wy).all()):
-        return constant(a)
-    Dinv = torch.linalg.inv(D)
-    path, x0, x1, w, details = clouds.matched_path(
-        x, wx, y, wy, A, Dinv, torch.linalg.cholesky(D), matching=matching, tol=tol, degrees=degrees
-    )
+    mu, nu = ((c.x_t.detach().double(), c.weights_t.detach().double()) for c in (a, b))
+    if mu[0].shape == nu[0].shape and all(bool((p == q).all()) for p, q in zip(mu, nu, strict=True)):
+        return Found(constant(a, kind), None)
+    Dinv, root = torch.linalg.inv(D), torch.linalg.cholesky(D)
+    if a.n == 1 and b.n == 1 and a.dim == 1:
+        return Found(on_the_line(a, float(mu[0]), float(nu[0]), float(A), float(D), kind), None)
+    rough, labels, exchanges = matched_path(mu, nu, A, Dinv, root, matching)
+    x0, x1, w = mu[0][labels.rows], nu[0][labels.cols], labels.mass
+    if bool((x0 == x1).all()):
+        return Found(constant(a, kind), None)
     k, d = x0.shape
-    length = math.exp(path.log_length) if path.log_length < 709 else math.inf
-    error = path.error * length
-    if k == 1 and d == 1:
-        length = clouds.dirac_distance(float(A), float(D), float(x0), float(x1))
-        error = 1e-14 * length
-        details["closed_form"] = True
+    sides = _cloud_side(mu, A, Dinv, root), _cloud_side(nu, A, Dinv, root)
+    way = through_infinity(sides, A, rough.log_length)
+    path, guess = None, rough.offsets
+    if way is not None and way.log_length < rough.log_length + 1e-3:
+        # The path may run off to infinity: high degrees only if it turns out to be the shorter one.
+        path = cloud_path(x0, x1, w, A, Dinv, root, tol, tuple(n for n in degrees if n <= 16), guess, polish)
+        guess = path.offsets
+    if path is None or (minimising(path, way) and not path.converged):
+        path = cloud_path(x0, x1, w, A, Dinv, root, tol, degrees, guess, polish)
 
     def speed(points: Tensor, slopes: Tensor) -> Tensor:
         return log_speed(points.reshape(-1, k, d), slopes.reshape(-1, k, d), w, A, Dinv)
 
-    uniform = k == a.n and a.uniform
+    uniform = labels.permutation and a.uniform
+    weights = None if uniform else w.to(a.dtype)
 
     def at(t: float) -> Particles:
-        s = path.parameter(speed, as_scalar(t, "t"))
-        points = path.evaluate(s)[0].reshape(k, d).to(a.dtype)
-        return Particles.unchecked(points, None if uniform else w.to(a.dtype), kind)
+        time = check_time(t)
+        points = path.evaluate(path.parameter(speed, time))[0].reshape(k, d)
+        points = x1 if time == 1 else points
+        return Particles.unchecked(points.to(a.dtype), weights, kind)
 
-    details["initial_velocity"] = lambda: initial_velocity(path, speed).reshape(k, d).to(a.dtype)
-    details["end"] = x1.to(a.dtype)
-    return Geodesic(length, error, path.converged or "closed_form" in details, at, details)
+    details = {
+        **_facts(path, way),
+        "matching": labels.cols.cpu().numpy() if labels.permutation else None,
+        "exchanges": exchanges,
+        "initial_velocity": lambda: initial_velocity(path, speed).reshape(k, d).to(a.dtype),
+        "end": x1.to(a.dtype),
+    }
+    return Found(_geodesic(path, way, at, details, a.dtype, kind), path, labels)
+
+
+def _cloud_side(cloud: tuple[Tensor, Tensor], A: Tensor, Dinv: Tensor, root: Tensor) -> Side:
+    x, w = cloud
+    n, d = x.shape
+
+    def bend(start: Tensor, end: Tensor) -> Path:
+        return cloud_path(start.reshape(n, d), end.reshape(n, d), w, A, Dinv, root, 1e-6, (4, 8, 16, 32))
+
+    return Side(
+        lambda p, v: log_speed(p.reshape(-1, n, d), v.reshape(-1, n, d), w, A, Dinv),
+        x.reshape(-1),
+        lambda e: e.expand(n, d).reshape(-1),
+        w @ x,
+        bend,
+    )
+
+
+def on_the_line(a: Particles, x: float, y: float, A: float, D: float, kind: Kind) -> Geodesic:
+    """Dirac masses of R, in closed form."""
+    log_length = line_log_distance(A, D, x, y)
+    length = math.exp(log_length) if log_length < _LOG_MAX else math.inf
+
+    def at(t: float) -> Particles:
+        point = line_point(A, D, x, y, check_time(t))
+        return Particles.unchecked(torch.full((1, 1), point, dtype=a.dtype), None, kind)
+
+    details = {
+        "log_length": log_length,
+        "closed_form": True,
+        "matching": np.zeros(1, dtype=int),
+        "exchanges": 0,
+        "degrees": (),
+        "through_infinity": None,
+        "initial_velocity": lambda: torch.full((1, 1), line_velocity(A, D, x, y), dtype=a.dtype),
+        "end": torch.full((1, 1), y, dtype=a.dtype),
+    }
+    error = 1e-14 * length if length < math.inf else math.inf
+    return Geodesic(_number(length, a.dtype, kind), _number(error, a.dtype, kind), True, at, details)
 
 
 def between_gaussians(
-    a: Gaussian, b: Gaussian, A: Tensor, D: Tensor, *, tol: float, degrees: tuple[int, ...], kind: Any
-) -> Geodesic:
+    a: Gaussian,
+    b: Gaussian,
+    A: Tensor,
+    D: Tensor,
+    *,
+    tol: float,
+    degrees: tuple[int, ...],
+    kind: Kind,
+    polish: float | None = None,
+) -> Found:
     """Geodesic of two Gaussians in the restricted metric."""
     d = a.dim
     m0, m1 = a.mean_t.detach().double(), b.mean_t.detach().double()
@@ -84,38 +150,116 @@ def between_gaussians(
     for m, L, name in ((m0, L0, "mu"), (m1, L1, "nu")):
         gaussians.check_domain(m, L, A, name)
     if bool((m0 == m1).all()) and bool((a.cov_t == b.cov_t).all()):
-        return constant(a)
+        return Found(constant(a, kind), None)
     Dinv = torch.linalg.inv(D)
-    path = gaussians.gaussian_path(m0, L0, m1, L1, A, Dinv, tol, degrees)
 
     def speed(points: Tensor, slopes: Tensor) -> Tensor:
-        p, q = gaussians.split(points, d), gaussians.split(slopes, d)
-        return gaussian_log_speed(*p, *q, A, Dinv)[0]
+        log_g, inside = gaussian_log_speed(*gaussians.split(points, d), *gaussians.split(slopes, d), A, Dinv)
+        return torch.where(inside, log_g, torch.inf)
+
+    rough = gaussians.gaussian_path(m0, L0, m1, L1, A, Dinv, 1e-3, (4,))
+    still = torch.zeros(d * d, dtype=torch.float64, device=A.device)
+    sides = tuple(
+        Side(speed, gaussians.join(m, L), lambda e: torch.cat([e, still]), m, None)
+        for m, L in ((m0, L0), (m1, L1))
+    )
+    way = through_infinity((sides[0], sides[1]), A, rough.log_length)
+    if way is not None and way.log_length < rough.log_length + 1e-3:
+        degrees = tuple(n for n in degrees if n <= 16)
+    path = gaussians.gaussian_path(m0, L0, m1, L1, A, Dinv, tol, degrees, polish)
 
     def at(t: float) -> Gaussian:
-        m, L = gaussians.split(path.evaluate(path.parameter(speed, as_scalar(t, "t")))[0], d)
+        m, L = gaussians.split(path.evaluate(path.parameter(speed, check_time(t)))[0], d)
         return Gaussian.unchecked(m.to(a.dtype), factor=L.to(a.dtype), kind=kind)
 
-    length = math.exp(path.log_length) if path.log_length < 709 else math.inf
     details = {
-        "degrees": path.degrees,
-        "log_length": path.log_length,
+        **_facts(path, way),
         "initial_velocity": lambda: initial_velocity(path, speed),
         "start": (m0, L0),
-        "end": gaussians.split(path.nodes[-1], d),
+        "end": gaussians.split(path.end, d),
         "upper_bound": True,
     }
-    return Geodesic(length, path.error * length, path.converged, at, details)
+    return Found(_geodesic(path, way, at, details, a.dtype, kind), path)
 
 
-def constant(a: Gaussian | Particles) -> Geodesic:
+_LOG_MAX = 709.0
+
+
+def _number(value: float, dtype: torch.dtype, kind: Kind) -> Array:
+    return to_kind(torch.tensor(value, dtype=dtype), kind)
+
+
+def _facts(path: Path, way: Way | None) -> dict[str, Any]:
+    infinity = None
+    if way is not None:
+        infinity = math.exp(way.log_length) if way.log_length < _LOG_MAX else math.inf
+    return {
+        "degrees": path.degrees,
+        "log_length": path.log_length,
+        "gradient": path.gradient,
+        "relative_error": path.error,
+        "through_infinity": infinity,
+        "through_infinity_error": None if way is None else way.error,
+    }
+
+
+def _geodesic(
+    path: Path,
+    way: Way | None,
+    at: Callable[[float], Measure],
+    details: dict[str, Any],
+    dtype: Any,
+    kind: Kind,
+) -> Geodesic:
+    length = math.exp(path.log_length) if path.log_length < _LOG_MAX else math.inf
+    error = (path.error + torch.finfo(dtype).eps) * length
+    details["minimising"] = shortest = minimising(path, way)
+    return Geodesic(
+        _number(length, dtype, kind), _number(error, dtype, kind), path.converged and shortest, at, details
+    )
+
+
+def minimising(path: Path, way: Way | None) -> bool:
+    """Whether a path is shorter than the way through infinity."""
+    return way is None or way.log_length > path.log_length + 1e-5
+
+
+def warn(geodesic: Geodesic, tol: float, *, of_distance: bool, stacklevel: int) -> None:
+    """Say what is wrong with a geodesic, or with the distance taken from it."""
+    facts = geodesic.details
+    if facts.get("minimising", True):
+        if not geodesic.converged:
+            text = f"relative error {facts['relative_error']:.2e} > tol {tol:.1e} at degree {facts['degrees'][-1]}"
+            warnings.warn(f"twisted geodesic: {text}", NotConverged, stacklevel=stacklevel + 1)
+    elif not of_distance:
+        text = f"the way through infinity, of length {facts['through_infinity']:.8g}, is shorter"
+        warnings.warn(f"twisted geodesic: no shortest path; {text}", NotConverged, stacklevel=stacklevel + 1)
+    elif facts["through_infinity_error"] > max(tol, 1e-6):
+        text = f"the shortest way runs through infinity, its error is {facts['through_infinity_error']:.1e} relative"
+        warnings.warn(f"twisted distance: {text}", NotConverged, stacklevel=stacklevel + 1)
+
+
+def constant(a: Gaussian | Particles, kind: Kind) -> Geodesic:
     """The geodesic from a measure to itself."""
     shape = a.x_t.shape if isinstance(a, Particles) else (a.dim * (1 + a.dim),)
     zero = torch.zeros(shape, dtype=a.dtype)
-    details: dict[str, Any] = {"initial_velocity": lambda: zero, "log_length": -math.inf, "degrees": ()}
+    details: dict[str, Any] = {
+        "initial_velocity": lambda: zero,
+        "log_length": -math.inf,
+        "degrees": (),
+        "through_infinity": None,
+    }
+    if isinstance(a, Particles):
+        details.update(matching=np.arange(a.n), exchanges=0, end=a.x_t)
     if isinstance(a, Gaussian):
         details["start"] = details["end"] = (a.mean_t.double(), square_factor(a.factor_t.double()))
-    return Geodesic(0.0, 0.0, True, lambda t: a, details)
+    rest = _number(0.0, a.dtype, kind)
+
+    def at(t: float) -> Measure:
+        check_time(t)
+        return a
+
+    return Geodesic(rest, rest, True, at, details)
 
 
 def initial_velocity(path: Any, speed: Any) -> Tensor:
@@ -133,69 +277,3 @@ def square_factor(L: Tensor) -> Tensor:
     if r < d:
         return torch.nn.functional.pad(L, (0, d - r))
     return torch.linalg.qr(L.mT, mode="r").R.mT
-
-
-def hermite_nodes(n: int, d: int) -> tuple[Tensor, Tensor]:
-    """Nodes and weights for the standard normal law of R^d."""
-    x, w = np.polynomial.hermite_e.hermegauss(n)
-    w = w / w.sum()
-    if d == 1:
-        return torch.from_numpy(x[:, None].copy()), torch.from_numpy(w)
-    grid = np.stack(np.meshgrid(x, x, indexing="ij"), -1).reshape(-1, 2)
-    return torch.from_numpy(grid), torch.from_numpy(np.outer(w, w).reshape(-1))
-
-
-def refined_velocity(a: Particles, v: Tensor, end: Tensor, A: Tensor, D: Tensor) -> Tensor:
-    """Newton-Krylov on exp(v) = end, from a velocity that is nearly right."""
-    from scipy.optimize import NoConvergence, newton_krylov
-
-    x, w, goal = a.x_t.detach().double(), a.weights_t.detach().double(), end.double()
-
-    def miss(z: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        y, _ = clouds.cloud_exp(x, torch.from_numpy(z).reshape(x.shape), w, A, D, 1e-11)
-        return (y - goal).reshape(-1).numpy()
-
-    try:
-        z = newton_krylov(miss, v.double().reshape(-1).numpy(), f_tol=1e-10, maxiter=8)
-    except (NoConvergence, InvalidInput):
-        return v  # the velocity of the path, exact to about the square root of its length's error
-    return torch.from_numpy(np.asarray(z)).reshape(x.shape).to(a.dtype)
-
-
-def polygon_action(x: Tensor, w: Tensor, A: Tensor, Dinv: Tensor, n_quadrature: int) -> Tensor:
-    """Action of the piecewise linear path through clouds (k + 1, n, d) at equal times."""
-    s, quad = np.polynomial.legendre.leggauss(n_quadrature)
-    k = x.shape[0] - 1
-    step = x[1:] - x[:-1]
-    total = x.new_zeros(())
-    for si, wi in zip(0.5 * (s + 1), 0.5 * quad, strict=True):
-        log_g = log_speed(x[:-1] + si * step, k * step, w, A, Dinv)
-        total = total + wi * torch.exp(log_g).mean()
-    return total
-
-
-def member(measure: Any, index: tuple[int, ...], shape: tuple[int, ...]) -> Any:
-    """Member of a batch under broadcasting."""
-    own = measure.batch_shape
-    if not own:
-        return measure
-    tail = index[len(shape) - len(own) :]
-    return measure[tuple(0 if n == 1 else i for i, n in zip(tail, own, strict=True))]
-
-
-def quadrature_geodesic(
-    geodesic: Callable[..., Geodesic], a: Gaussian, b: Gaussian, nodes: tuple[int, ...]
-) -> Geodesic:
-    """Geodesics of Gauss-Hermite clouds for growing node counts, and the difference of the last two."""
-    restricted = geodesic(a, b).details
-    L0, L1 = restricted["start"][1], restricted["end"][1]
-    found = []
-    for n in nodes:
-        z, w = hermite_nodes(n, a.dim)
-        start = Particles(a.mean_t.detach().double() + z @ L0.mT, w)
-        end = Particles(b.mean_t.detach().double() + z @ L1.mT, w)
-        found.append(geodesic(start, end, matching="identity"))
-    lengths = [float(g.length) for g in found]
-    error = abs(lengths[-1] - lengths[-2]) + float(found[-1].error)
-    details = {**found[-1].details, "lengths": lengths, "nodes": tuple(nodes)}
-    return Geodesic(lengths[-1], error, found[-1].converged, found[-1].at, details)

@@ -40,8 +40,8 @@ def proximal_twisted(
     check_positive(tau, "tau")
     check_positive(tol, "tol")
     check_count(max_iter, "max_iter")
-    if mu.batch_shape:
-        raise InvalidInput(f"measure must be a single measure for a JKO step, got batch {mu.batch_shape}")
+    if energy.dim is not None and energy.dim != mu.dim:
+        raise InvalidInput(f"energy acts on dimension {energy.dim}, mu has dimension {mu.dim}")
     s, w = np.polynomial.legendre.leggauss(_POINTS)
     times = torch.from_numpy(0.5 * (s + 1)).to(A)
     log_weights = torch.from_numpy(np.log(0.5 * w)).to(A)
@@ -71,7 +71,9 @@ def proximal_twisted(
     _, g0 = evaluate(z0)
     reference = float(g0.norm())
     if warm_start is not None:
-        z0 = problem.guess(warm_start, z0)
+        guess = problem.guess(warm_start, z0)
+        # A guess that is worse than staying would let the energy increase.
+        z0 = guess if float(evaluate(guess)[0]) < before else z0
     goal = torch.full((1,), max(tol, 1e-13) * max(reference, 1e-300), dtype=A.dtype, device=A.device)
     found = lbfgs(evaluate, z0, scale=tau, tolerance=goal, max_iter=max_iter)
     end = start + unit(found.y[0])
@@ -85,7 +87,7 @@ class _Clouds:
 
     def __init__(self, energy: EnergyLike, mu: Particles, A: Tensor, D: Tensor) -> None:
         self.energy, self.mu, self.A = energy, mu, A
-        self.x, self.w = mu.x_t.detach(), mu.weights_t.detach()
+        self.x, self.w = mu.x_t.detach().double(), mu.weights_t.detach().double()
         self.start, self.size = self.x.reshape(-1), self.x.numel()
         self.Dinv = torch.linalg.inv(D)
         self.root = torch.linalg.cholesky(D)
@@ -99,7 +101,7 @@ class _Clouds:
     def guess(self, warm: Measure, z0: Tensor) -> Tensor:
         if not isinstance(warm, Particles) or warm.x_t.shape != self.x.shape:
             return z0
-        step = (warm.x_t.detach() - self.x) / self.inverse.clamp_min(1e-300)
+        step = (warm.x_t.detach().double() - self.x) / self.inverse.clamp_min(1e-300)
         return torch.linalg.solve_triangular(self.root, step.mT, upper=False).mT.reshape(1, -1)
 
     def speed(self, points: Tensor, steps: Tensor) -> Tensor:
@@ -115,7 +117,7 @@ class _Clouds:
         return self.value(y), g.reshape(-1)
 
     def measure(self, y: Tensor) -> Measure:
-        return self.mu.moved(y.reshape(self.x.shape))
+        return self.mu.moved(y.reshape(self.x.shape).to(self.mu.dtype))
 
 
 class _Gaussians:
@@ -123,7 +125,7 @@ class _Gaussians:
 
     def __init__(self, energy: EnergyLike, mu: Gaussian, A: Tensor, D: Tensor) -> None:
         self.energy, self.mu, self.A = energy, mu, A
-        self.m, self.L = mu.mean_t.detach(), mu.factor_t.detach()
+        self.m, self.L = mu.mean_t.detach().double(), mu.factor_t.detach().double()
         self.start = join(self.m, self.L)
         self.size, self.d = self.start.numel(), self.m.shape[-1]
         self.Dinv, self.root = torch.linalg.inv(D), torch.linalg.cholesky(D)
@@ -139,7 +141,11 @@ class _Gaussians:
     def guess(self, warm: Measure, z0: Tensor) -> Tensor:
         if not isinstance(warm, Gaussian) or warm.factor_t.shape != self.L.shape:
             return z0
-        m, L = split((join(warm.mean_t.detach(), warm.factor_t.detach()) - self.start) / self.inverse, self.d)
+        m, L = split(
+            (join(warm.mean_t.detach().double(), warm.factor_t.detach().double()) - self.start)
+            / self.inverse,
+            self.d,
+        )
         both = torch.linalg.solve_triangular(self.root, torch.cat([m.unsqueeze(-1), L], -1), upper=False)
         return join(both[:, 0], both[:, 1:]).reshape(1, -1)
 
@@ -161,4 +167,5 @@ class _Gaussians:
 
     def measure(self, y: Tensor) -> Measure:
         m, L = split(y, self.d)
+        m, L = m.to(self.mu.dtype), L.to(self.mu.dtype)
         return Gaussian.unchecked(m, factor=L, kind=self.mu.kind)

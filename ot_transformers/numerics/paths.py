@@ -8,6 +8,9 @@ over all paths (Cauchy-Schwarz), attained where sqrt(g) is proportional to rho. 
 first guess, huge changes of the metric along a path need no fine grid in time. The integrals are Gauss-Legendre
 sums, the minimum is found by preconditioned L-BFGS; for smooth geodesics the error falls exponentially in the
 degree, and degrees are doubled until two lengths agree.
+
+A path is held as its displacement from the start: derivatives of positions would lose the digits that two near
+points share. The first guess bends away from the straight line, which may be a saddle by symmetry.
 """
 
 from __future__ import annotations
@@ -23,7 +26,13 @@ from torch import Tensor
 
 from .minimise import lbfgs
 
-__all__ = ["Path", "shortest_path"]
+__all__ = ["Path", "gauss", "shortest_path"]
+
+_BEND = 0.02
+"""Bump of the first guess, as a fraction of the largest displacement."""
+
+_SLIP = 1e-2
+"""Relative doubt in a length, or loss against the path before, that calls for a second attempt."""
 
 LogSpeed = Callable[[Tensor, Tensor], Tensor]
 """(points (q, k), velocities (q, k)) -> log of the squared speed (q,)."""
@@ -35,7 +44,8 @@ class Path:
 
     Attributes
     ----------
-    nodes : Tensor (N + 1, k), values at Chebyshev-Lobatto nodes
+    start : Tensor (k,)
+    offsets : Tensor (N + 1, k), displacement from the start at Chebyshev-Lobatto nodes
     log_length : float
     error : float, relative: difference of the last two degrees plus the defect of the minimisation
     converged : bool
@@ -43,7 +53,8 @@ class Path:
     gradient : float, relative norm of the gradient at the end
     """
 
-    nodes: Tensor
+    start: Tensor
+    offsets: Tensor
     log_length: float
     error: float
     converged: bool
@@ -51,24 +62,36 @@ class Path:
     log_lengths: tuple[float, ...]
     gradient: float
 
+    @property
+    def end(self) -> Tensor:
+        """The end point (k,)."""
+        return self.start + self.offsets[-1]
+
     def evaluate(self, s: float) -> tuple[Tensor, Tensor]:
         """Point and derivative at a parameter s in [0, 1], (k,) each."""
-        V, dV = _matrices(self.nodes.shape[0] - 1, np.array([s]))
-        value, slope = (torch.from_numpy(a).to(self.nodes) @ self.nodes for a in (V, dV))
-        return value[0], slope[0]
+        points, slopes = self.evaluate_many(np.array([s]))
+        return points[0], slopes[0]
+
+    def evaluate_many(self, s: np.ndarray[Any, Any]) -> tuple[Tensor, Tensor]:
+        """Points and derivatives at parameters (q,), (q, k) each."""
+        V, dV = (torch.from_numpy(a).to(self.offsets) for a in _matrices(self.offsets.shape[0] - 1, s))
+        return self.start + V @ self.offsets, dV @ self.offsets
+
+    def quadrature(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        """Gauss-Legendre parameters and weights (q,) at which the length of the path is exact to its error."""
+        return gauss(4 * self.offsets.shape[0] + 16)
 
     def parameter(self, log_speed: LogSpeed, t: float) -> float:
         """The parameter s at which a fraction t of the length is behind: constant speed in t."""
         if t <= 0 or t >= 1:
             return float(min(max(t, 0.0), 1.0))
-        N = self.nodes.shape[0] - 1
+        N = self.offsets.shape[0] - 1
 
         def fraction(s: float) -> float:
-            x, w = np.polynomial.legendre.leggauss(2 * N + 8)
-            V, dV = _matrices(N, 0.5 * s * (x + 1))
-            y, dy = (torch.from_numpy(a).to(self.nodes) @ self.nodes for a in (V, dV))
+            x, w = gauss(2 * N + 8)
+            y, dy = self.evaluate_many(s * x)
             speed = torch.exp(0.5 * log_speed(y, dy) - self.log_length).cpu().numpy()
-            return float(0.5 * s * (w @ speed))
+            return float(s * (w @ speed))
 
         from scipy.optimize import brentq
 
@@ -104,11 +127,27 @@ def _matrices(N: int, s: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np
 
 
 @lru_cache(maxsize=64)
+def gauss(n: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Gauss-Legendre nodes and weights on [0, 1], read-only."""
+    x, w = np.polynomial.legendre.leggauss(n)
+    nodes, weights = 0.5 * (x + 1), 0.5 * w
+    nodes.flags.writeable = weights.flags.writeable = False
+    return nodes, weights
+
+
+@lru_cache(maxsize=64)
+def _fine_quadrature(
+    N: int, rule: int
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    s, w = gauss(8 * N + 64 if rule else 6 * N + 45)
+    return *_matrices(N, s), w.copy()
+
+
+@lru_cache(maxsize=64)
 def _quadrature(N: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Values, derivatives and weights at Gauss-Legendre points."""
-    x, w = np.polynomial.legendre.leggauss(2 * N + 4)
-    V, dV = _matrices(N, 0.5 * (x + 1))
-    return V, dV, 0.5 * w
+    s, w = gauss(2 * N + 4)
+    return *_matrices(N, s), w.copy()
 
 
 def shortest_path(
@@ -122,6 +161,8 @@ def shortest_path(
     max_iter: int = 400,
     turn: Callable[[Tensor], Tensor] | None = None,
     n_turn: int = 0,
+    guess: Tensor | None = None,
+    polish: float | None = None,
 ) -> Path:
     """Minimise the length over paths from `start` (k,) to `end` (k,).
 
@@ -134,79 +175,133 @@ def shortest_path(
         Relative error of the length to reach.
     turn : callable (angles (n_turn,)) -> end (k,), optional
         A family of end points to minimise over as well (the fibre over the end measure).
+    guess : Tensor (N + 1, k), optional
+        Displacements to start from instead of the straight line.
+    polish : float, optional
+        Minimise on to this relative gradient, one degree further: velocities and derivatives of the length
+        are exact to first order in the path only, while the length is to second.
     """
+    gap = end - start
     log_lengths: list[float] = []
-    nodes: Tensor | None = None
     angles = torch.zeros(n_turn, dtype=start.dtype, device=start.device)
     used: list[int] = []
     gradient, error, converged = np.inf, np.inf, False
-    best = _straight(start, end, 2)
-    best_length = _fine_length(log_speed, best)
+    best = _straight(gap, 2) if guess is None else guess
+    best_length, _ = _fine_length(log_speed, start, best)
+    offsets = _bent(gap, degrees[0]) if guess is None else _interpolated(guess, degrees[0])
+    goal = max(0.5 * tol**0.5, 1e-10)
     for N in degrees:
-        guess = _interpolated(nodes, N) if nodes is not None else _straight(start, end, N)
-        nodes, angles, own_length, gradient, defect = _optimise(
-            log_speed, guess, scale, angles, turn, tol=tol, max_iter=max_iter
-        )
+        known = best_length
+        tries = []
+        for attempt in (offsets, _straight(best[-1], N)):
+            found = _optimise(
+                log_speed, start, _interpolated(attempt, N), scale, angles, turn, goal=goal, max_iter=max_iter
+            )
+            # A low degree can slip between its own quadrature points: believe finer rules only.
+            fine, doubt = _fine_length(log_speed, start, found[0])
+            tries.append((doubt > _SLIP, fine, doubt + _ratio(found[2] - fine), found))
+            if doubt <= _SLIP and fine <= known + _SLIP:
+                break
+            # The optimiser left the road: once more, from the straight line.
+        doubtful, log_length, slip, found = min(tries, key=lambda trial: trial[:2])
+        offsets, angles, _, gradient, defect = found
         used.append(N)
-        # A low degree can slip between its own quadrature points: believe a finer rule only.
-        log_length = _fine_length(log_speed, nodes)
         log_lengths.append(log_length)
-        slip = abs(float(np.expm1(np.clip(own_length - log_length, -50.0, 50.0))))
-        if log_length <= best_length:
-            best, best_length = nodes, log_length
+        if doubtful or log_length > best_length:
+            offsets = best
         else:
-            nodes = _interpolated(best, N)
+            best, best_length = offsets, log_length
         if len(log_lengths) > 1:
-            change = float(np.expm1(np.clip(log_lengths[-1] - log_lengths[-2], -50.0, 50.0)))
-            error = abs(change) + defect + slip
+            error = _ratio(log_length - known) + defect + slip
             converged = bool(error <= tol)
             if converged:
                 break
-    return Path(best, best_length, float(error), converged, tuple(used), tuple(log_lengths), float(gradient))
+    if polish is not None:
+        N = min(2 * used[-1], 64)
+        offsets, _, _, gradient, _ = _optimise(
+            log_speed, start, _interpolated(best, N), scale, angles, turn, goal=polish, max_iter=2 * max_iter
+        )
+        log_length, doubt = _fine_length(log_speed, start, offsets)
+        if doubt <= _SLIP and log_length <= best_length + 1e-12:
+            best, best_length = offsets, log_length
+    ulp = 16 * torch.finfo(start.dtype).eps
+    rounding = ulp * (1.0 + float((start.abs().max() + end.abs().max()) / gap.abs().max().clamp_min(1e-300)))
+    return Path(
+        start,
+        best,
+        best_length,
+        float(error) + min(rounding, 1.0),
+        converged,
+        tuple(used),
+        tuple(log_lengths),
+        float(gradient),
+    )
 
 
-def _fine_length(log_speed: LogSpeed, nodes: Tensor) -> float:
-    """log of the length of a path, by a rule of at least four times the points that it was optimised with."""
-    N = nodes.shape[0] - 1
-    x, w = np.polynomial.legendre.leggauss(8 * N + 64)
-    V, dV = (torch.from_numpy(a).to(nodes) for a in _matrices(N, 0.5 * (x + 1)))
-    with torch.no_grad():
-        speed = 0.5 * log_speed(V @ nodes, dV @ nodes)
-        value = torch.logsumexp(torch.log(torch.from_numpy(0.5 * w).to(nodes)) + speed, -1)
-    return float(value) if bool(torch.isfinite(value)) else np.inf
+def _fine_length(log_speed: LogSpeed, start: Tensor, offsets: Tensor) -> tuple[float, float]:
+    """log of the length of a path by a rule of at least four times the points that it was optimised with.
+
+    The second number is how far another such rule disagrees, relative.
+    """
+    values = []
+    for rule in (0, 1):
+        V, dV, w = (torch.from_numpy(a).to(offsets) for a in _fine_quadrature(offsets.shape[0] - 1, rule))
+        with torch.no_grad():
+            speed = 0.5 * log_speed(start + V @ offsets, dV @ offsets)
+            value = torch.logsumexp(torch.log(w) + speed, -1)
+        values.append(float(value) if bool(torch.isfinite(value)) else np.inf)
+    return values[1], _ratio(values[1] - values[0])
 
 
-def _straight(start: Tensor, end: Tensor, N: int) -> Tensor:
-    s = torch.from_numpy(_chebyshev(N)[0]).to(start).unsqueeze(-1)
-    return (1 - s) * start + s * end
+def _ratio(difference: float) -> float:
+    """|e^difference - 1|, finite."""
+    return abs(float(np.expm1(np.clip(difference, -50.0, 50.0)))) if np.isfinite(difference) else 1e20
 
 
-def _interpolated(nodes: Tensor, N: int) -> Tensor:
-    V, _ = _matrices(nodes.shape[0] - 1, _chebyshev(N)[0])
-    return torch.from_numpy(V).to(nodes) @ nodes
+def _straight(gap: Tensor, N: int) -> Tensor:
+    return torch.from_numpy(_chebyshev(N)[0]).to(gap).unsqueeze(-1) * gap
+
+
+def _bent(gap: Tensor, N: int) -> Tensor:
+    """The straight line with a small bump in a fixed direction without symmetries."""
+    k = gap.shape[-1]
+    if k == 1:
+        return _straight(gap, N)
+    noise = torch.from_numpy(np.random.default_rng(0).standard_normal(k)).to(gap)
+    bump = torch.from_numpy(np.sin(np.pi * _chebyshev(N)[0])).to(gap).unsqueeze(-1)
+    return _straight(gap, N) + _BEND * gap.abs().max() * bump * noise
+
+
+def _interpolated(offsets: Tensor, N: int) -> Tensor:
+    if offsets.shape[0] == N + 1:
+        return offsets
+    V, _ = _matrices(offsets.shape[0] - 1, _chebyshev(N)[0])
+    return torch.from_numpy(V).to(offsets) @ offsets
 
 
 def _optimise(
     log_speed: LogSpeed,
+    start: Tensor,
     guess: Tensor,
     scale: Tensor,
     angles: Tensor,
     turn: Callable[[Tensor], Tensor] | None,
     *,
-    tol: float,
+    goal: float,
     max_iter: int,
 ) -> tuple[Tensor, Tensor, float, float, float]:
-    """One degree: nodes, angles, log length, relative gradient, and the relative defect it implies."""
+    """One degree: displacements, angles, log length, relative gradient, and the relative defect it implies."""
     N, k = guess.shape[0] - 1, guess.shape[1]
     V, dV, w = (torch.from_numpy(a).to(guess) for a in _quadrature(N))
     inner0 = guess[1:-1]
     with torch.no_grad():
-        clock = 0.5 * log_speed(V @ guess, dV @ guess)
+        log_g = log_speed(start + V @ guess, dV @ guess)
+    clock = 0.5 * log_g
     if not bool(torch.isfinite(clock).all()):
         clock = torch.zeros_like(clock)  # the guess touches the border of the domain: a uniform clock
     clock = clock - torch.logsumexp(torch.log(w) + clock, -1)  # int rho ds = 1
     rho = torch.exp(clock)
-    base = float(_log_action(log_speed(V @ guess, dV @ guess).detach(), w, clock))
+    base = float(_log_action(log_g, w, clock))
     base = base if np.isfinite(base) else 0.0
     # Where g is about rho^2 times a constant form, the Hessian is twice this stiffness.
     # (Floored: the stiffness must stay regular where the clock spans hundreds of orders.)
@@ -215,31 +310,31 @@ def _optimise(
     ramp = torch.from_numpy(_chebyshev(N)[0]).to(guess).unsqueeze(-1)
     m = (N - 1) * k
 
-    def nodes_of(z: Tensor) -> Tensor:
+    def offsets_of(z: Tensor) -> Tensor:
         inner = inner0 + (Rinv @ z[:m].reshape(N - 1, k)) * scale
         if turn is None:
             return torch.cat([guess[:1], inner, guess[-1:]], 0)
         # The interior follows the moving end along the ramp, so that smooth paths stay smooth.
-        shift = turn(angles + z[m:]) - guess[-1]
+        shift = turn(angles + z[m:]) - start - guess[-1]
         return torch.cat([guess[:1], inner + ramp[1:-1] * shift, guess[-1:] + shift], 0)
 
     def evaluate(batch: Tensor) -> tuple[Tensor, Tensor]:
         with torch.enable_grad():
             z = batch[0].detach().requires_grad_()
-            nodes = nodes_of(z)
-            value = torch.exp(_log_action(log_speed(V @ nodes, dV @ nodes), w, clock) - base)
+            offsets = offsets_of(z)
+            value = torch.exp(_log_action(log_speed(start + V @ offsets, dV @ offsets), w, clock) - base)
             (g,) = torch.autograd.grad(value, z)
         value = torch.where(torch.isfinite(value), value, torch.full_like(value, torch.inf))
         return value.detach().reshape(1), torch.nan_to_num(g).reshape(1, -1)
 
     z0 = torch.zeros(1, m + angles.numel(), dtype=guess.dtype, device=guess.device)
     # The relative error of the length is |gradient|^2 / 8 where the Hessian is 2; allow for a quarter of that.
-    goal = torch.full((1,), max(0.5 * tol**0.5, 1e-10), dtype=guess.dtype, device=guess.device)
-    found = lbfgs(evaluate, z0, scale=0.5, tolerance=goal, max_iter=max_iter)
+    tolerance = torch.full((1,), goal, dtype=guess.dtype, device=guess.device)
+    found = lbfgs(evaluate, z0, scale=0.5, tolerance=tolerance, max_iter=max_iter)
     value, norm = max(float(found.value), 1e-300), float(found.gradient_norm)
-    nodes = nodes_of(found.y[0]).detach()
+    offsets = offsets_of(found.y[0]).detach()
     new_angles = (angles + found.y[0, m:]).detach()
-    return nodes, new_angles, 0.5 * (base + float(np.log(value))), norm / value, norm**2 / (2 * value)
+    return offsets, new_angles, 0.5 * (base + float(np.log(value))), norm / value, norm**2 / (2 * value)
 
 
 def _log_action(log_g: Tensor, w: Tensor, clock: Tensor) -> Tensor:

@@ -47,10 +47,20 @@ ROWS: list[tuple[str, Callable[[], object], str]] = [
         "matching",
     ),
     (
-        "geodesic-batch",
-        lambda: METRIC.geodesic(Particles(np.zeros((2, 3, 2))), CLOUD),
-        "mu and nu must be single",
+        "batches",
+        lambda: METRIC.distance(Particles(np.zeros((2, 3, 2))), Particles(np.zeros((3, 3, 2)))),
+        "mu",
     ),
+    ("max-degree", lambda: METRIC.geodesic(CLOUD, CLOUD, max_degree=4), "max_degree must be"),
+    ("time", lambda: METRIC.geodesic(CLOUD, Particles(np.ones((3, 2)))).at(2.0), "t must lie"),
+    ("inner-shape", lambda: METRIC.inner(CLOUD, np.zeros(2), np.zeros((3, 2))), "v must have the shape"),
+    ("inner-kind", lambda: METRIC.inner(UNIT, np.zeros(2), np.zeros(2)), "v must be an AffineVelocity"),
+    (
+        "inner-domain",
+        lambda: METRIC.inner(WIDE, *2 * [AffineVelocity(WIDE.mean_t, WIDE.cov_t)]),
+        "mu lies outside",
+    ),
+    ("log-matching", lambda: METRIC.log(CLOUD, CLOUD, matching="best"), "matching must be one of"),
     ("tangent-shape", lambda: METRIC.exp(CLOUD, np.zeros((2, 2))), "tangent must have the shape"),
     ("tangent-kind", lambda: METRIC.exp(UNIT, np.zeros((2, 2))), "tangent must be an AffineVelocity"),
     (

@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy.integrate import quad
 
 from ot_transformers.attention import SoftmaxAttention
 from ot_transformers.energies import InteractionEnergy, KLDivergence
 from ot_transformers.errors import InvalidInput
 from ot_transformers.measures import AffineVelocity, Gaussian, Particles
 from ot_transformers.metrics import TwistedWasserstein
-from ot_transformers.metrics._twisted_geodesics import hermite_nodes
+from ot_transformers.metrics._twisted_quadrature import hermite_nodes
 from ot_transformers.numerics.twisted import gaussian_log_speed
 
 A = np.array([[0.4, -0.3], [-0.3, -0.5]])
@@ -142,3 +143,41 @@ def test_proximal_step_tends_to_the_closure_at_order_one() -> None:
         errors.append(np.abs((step.measure.mean - MU.mean) / tau - closure.b).max())
     orders = np.log2(np.array(errors[:-1]) / errors[1:])
     np.testing.assert_allclose(orders, 1.0, atol=0.1)
+
+
+def test_derivatives_of_the_restricted_distance_by_differences() -> None:
+    metric = TwistedWasserstein(A, D=D, tol=1e-12)
+    inputs = [t.clone().requires_grad_() for t in (MU.mean_t, MU.cov_t, NU.mean_t, NU.cov_t)]
+
+    def distance(m0: torch.Tensor, S0: torch.Tensor, m1: torch.Tensor, S1: torch.Tensor) -> torch.Tensor:
+        return metric.distance(Gaussian(m0, S0), Gaussian(m1, S1))
+
+    grads = torch.autograd.grad(distance(*inputs), inputs)
+    for k, g in enumerate(grads):
+        move = torch.randn(g.shape, generator=torch.Generator().manual_seed(k), dtype=torch.float64)
+        move = move + move.mT if k % 2 else move
+        ends = [
+            float(distance(*(t.detach() + (s * move if i == k else 0.0) for i, t in enumerate(inputs))))
+            for s in (1e-4, -1e-4)
+        ]
+        assert float((g * move).sum()) == pytest.approx((ends[0] - ends[1]) / 2e-4, rel=1e-5)
+
+
+def test_gaussians_through_infinity() -> None:
+    """Narrow Gaussians far apart about the origin: the ray to infinity has a closed speed, e^{-m^2 a/(1+as)/2}."""
+    metric = TwistedWasserstein(-np.eye(2), D=np.eye(2))
+    s = 0.01
+    mu, nu = (Gaussian(np.array([r, 0.0]), s * np.eye(2)) for r in (2.5, -2.5))
+    ray = quad(lambda m: np.exp(-m * m / (2 * (1 + s))), 2.5, np.inf, epsabs=0, epsrel=1e-12)[0]
+    bound = 2 * ray / np.sqrt(np.sqrt((1 - s * s) ** 2))  # Z has the factor det(I - s^2)^{-1/2} in d = 2
+    assert float(metric.distance(mu, nu)) == pytest.approx(bound, rel=1e-9)
+
+
+def test_batch_of_gaussians_is_the_loop() -> None:
+    means, covs = np.stack([MU.mean, NU.mean]), np.stack([MU.cov, NU.cov])
+    batch, third = Gaussian(means, covs), Gaussian(np.zeros(2), 0.2 * np.eye(2))
+    together = METRIC.geodesic(batch, third)
+    for k, g in enumerate((MU, NU)):
+        alone = METRIC.geodesic(g, third)
+        assert float(together.length[k]) == float(alone.length)
+        np.testing.assert_array_equal(together.at(0.3).cov[k], alone.at(0.3).cov)
