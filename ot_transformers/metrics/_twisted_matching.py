@@ -19,6 +19,7 @@ from ._twisted_particles import cloud_path
 __all__ = ["Labels", "label", "matched_path"]
 
 _ROUNDS = 4
+_MANY = 64
 _FIELD_LIMIT = 256
 """Particles up to which plans are improved under the field of a path (a cost is a sum over all of them)."""
 
@@ -123,7 +124,9 @@ def matched_path(
     """A rough path, its pairs, and the number of exchanges of a matching found by `matching`.
 
     The pairs are improved by the best plan under the field of the path (all exchanges at once) and then by
-    exchanges of two targets, each kept if the path gets shorter: a local minimum over matchings.
+    exchanges of two targets, the most promising first, each kept if the path gets shorter. Their number is limited
+    (all pairs for up to 7 particles; 24 of them beyond 20): what is found for many may be improvable. From 257
+    particles on the first guess is taken.
     """
     (x, wx), (y, wy) = mu, nu
 
@@ -132,22 +135,34 @@ def matched_path(
         ends = x[labels.rows], y[labels.cols]
         return cloud_path(*ends, labels.mass, A, Dinv, root, 1e-3, degrees, guess)
 
-    guesses = label(mu, nu, A, Dinv, matching)
-    path, labels = min(((rough(g), g) for g in guesses), key=lambda pair: pair[0].log_length)
-    if matching == "identity" or x.shape[-1] == 1 or len(labels.rows) < 2 or len(x) > _FIELD_LIMIT:
+    starts = label(mu, nu, A, Dinv, matching)
+    if matching == "identity" or x.shape[-1] == 1 or len(starts[0].rows) < 2 or len(x) > _FIELD_LIMIT:
+        path, labels = min(((rough(g), g) for g in starts), key=lambda found: found[0].log_length)
         return path, labels, 0
-    exchanges = 0
-    for _ in range(_ROUNDS):
-        cost = _field_cost(path, labels, x, y, A, Dinv).cpu().numpy()
-        better = _improved(cost, labels, wx, wy)
-        trial = rough(better) if better is not None else None
-        if better is None or trial is None or trial.log_length >= path.log_length - 1e-9:
-            break
-        path, labels, exchanges = trial, better, exchanges + 1
-    if labels.permutation:
-        path, labels, swaps = _swapped(rough, path, labels, x, y, A, Dinv)
-        exchanges += swaps
-    return path, labels, exchanges
+
+    def descend(labels: Labels) -> tuple[Path, Labels, int]:
+        path, exchanges = rough(labels), 0
+        for _ in range(_ROUNDS):
+            cost = _field_cost(path, labels, x, y, A, Dinv).cpu().numpy()
+            better = _improved(cost, labels, wx, wy)
+            trial = rough(better) if better is not None else None
+            if better is None or trial is None or trial.log_length >= path.log_length - 1e-9:
+                break
+            path, labels, exchanges = trial, better, exchanges + 1
+        if labels.permutation:
+            path, labels, swaps = _swapped(rough, path, labels, x, y, A, Dinv)
+            exchanges += swaps
+        return path, labels, exchanges
+
+    # Which start is better shows at the end of the descent only. (Many particles: the one that knows G.)
+    return min(
+        (descend(g) for g in starts[: 1 if len(x) > _MANY else None]), key=lambda found: found[0].log_length
+    )
+
+
+def _trials(n: int) -> int:
+    """How many exchanges of two targets to try."""
+    return 3 * n if n <= 12 else max(24, 480 // n)
 
 
 def _swapped(
@@ -155,7 +170,7 @@ def _swapped(
 ) -> tuple[Path, Labels, int]:
     """Exchange two targets where the path gets shorter, the most promising pairs first, each tried once."""
     n = len(x)
-    budget = 3 * n if n <= 12 else max(6, 480 // n)
+    budget = _trials(n)
     swaps, tried = 0, set[tuple[int, int]]()
     while budget > 0:
         cost = _field_cost(path, labels, x, y, A, Dinv).cpu().numpy()[:, labels.cols.cpu().numpy()]

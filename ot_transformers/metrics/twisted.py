@@ -202,8 +202,9 @@ class TwistedWasserstein(Metric):
         matching : "optimal" or "identity"
             Clouds: "identity" keeps labels; "optimal" finds the matching (monotone in d = 1; else from
             assignments, improved by exchanges under the field of the path and by exchanges of two targets while
-            they pay: a local minimum over matchings). Clouds of different weights move along the pieces of a
-            plan, improved likewise.
+            they pay, a limited number of them, for up to 256 particles). Clouds of different weights move along
+            the pieces of a plan, improved likewise. The error of the length is that of the path with this
+            matching: a better one may exist for many particles.
         max_degree : int, largest degree of the path
 
         Returns

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from ot_transformers.energies import InteractionEnergy
 from ot_transformers.errors import InvalidInput, NotAGradientFlow, NotConverged
 from ot_transformers.measures import Particles
 from ot_transformers.metrics import TwistedWasserstein
+from ot_transformers.metrics._twisted_particles import cloud_path
 from ot_transformers.numerics.twisted import geodesic_acceleration, kernel_at, log_speed
 
 
@@ -183,18 +185,22 @@ def test_matching_on_the_line_is_monotone() -> None:
     np.testing.assert_array_equal(g.details["matching"], [1, 0, 2])
 
 
-def test_unlabelled_distance_is_below_the_labelled_ones() -> None:
-    A, D = setting(9)
-    metric = TwistedWasserstein(A, D=D, tol=1e-6)
-    p, q = cloud(9, 4, weighted=False), cloud(10, 4, weighted=False)
-    best = float(metric.distance(p, q))
-    from itertools import permutations
-
+@pytest.mark.parametrize(("seed", "sign"), [(2, 1), (2, -1)])
+def test_unlabelled_distance_is_that_of_the_best_matching(seed: int, sign: int) -> None:
+    """Against all 24 matchings; the assignment problem alone misses the best one by 0.7 and 1.9 per cent here."""
+    rng = np.random.default_rng(seed)
+    A = rng.standard_normal((2, 2))
+    metric = TwistedWasserstein(sign * A @ A.T / 2, D=np.eye(2), tol=1e-4)
+    x, y = 1.2 * rng.standard_normal((2, 4, 2))
+    best = float(metric.geodesic(Particles(x), Particles(y), max_degree=8).length)
+    Am, eye, w = torch.from_numpy(sign * A @ A.T / 2), torch.eye(2).double(), torch.full((4,), 0.25).double()
     labelled = [
-        float(metric.geodesic(p, Particles(q.x[list(s)]), matching="identity").length)
+        cloud_path(
+            torch.from_numpy(x), torch.from_numpy(y[list(s)]), w, Am, eye, eye, 1e-4, (2, 4, 8)
+        ).log_length
         for s in permutations(range(4))
     ]
-    assert best == pytest.approx(min(labelled), rel=1e-5)
+    assert best == pytest.approx(np.exp(min(labelled)), rel=1e-3)
 
 
 @pytest.mark.parametrize("seed", [0, 1, 480, 640])
