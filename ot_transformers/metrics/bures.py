@@ -170,11 +170,15 @@ def bures_geodesic(S0: ArrayLike, S1: ArrayLike, t: ArrayLike) -> Array:
         raise InvalidInput(
             f"t must lie in [0, 1], got values from {float(times.min()):g} to {float(times.max()):g}"
         )
+    kind = common_kind(S0, S1, t)
+    s = times.to(a).reshape(*times.shape, *([1] * max(a.ndim, b.ndim)))
+    if not (readable(a) and readable(b)):
+        # Under torch.vmap whether a matrix is singular cannot be asked; its map acts on the range.
+        cross = symmetrise(bures_map_raw(a, b) @ a)
+        return to_kind((1 - s) ** 2 * a + s**2 * b + 2 * s * (1 - s) * cross, kind)
     L0, L1 = covariance_factor(a), covariance_factor(b)
-    turned = align(L0, L1)
-    s = times.to(a).reshape(*times.shape, *([1] * turned.ndim))
-    L = (1 - s) * L0 + s * turned
-    return to_kind(symmetrise(L @ L.mT), common_kind(S0, S1, t))
+    L = (1 - s) * L0 + s * align(L0, L1)
+    return to_kind(symmetrise(L @ L.mT), kind)
 
 
 def bures_log(S0: ArrayLike, S1: ArrayLike) -> Array:

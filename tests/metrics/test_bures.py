@@ -231,3 +231,19 @@ def test_gradients_of_the_public_functions() -> None:
     curve = torch.eye(3, dtype=torch.float64, requires_grad=True)
     (g,) = torch.autograd.grad(bures_geodesic(curve, 4 * curve.detach(), 0.5).sum(), curve)
     assert bool(torch.isfinite(g).all())
+
+
+def test_function_transforms_of_the_geodesic_agree_with_reverse_mode() -> None:
+    S0, S1, X = (torch.from_numpy(spd(3)) for _ in range(3))
+    one = torch.ones((), dtype=torch.float64)
+
+    def f(s: torch.Tensor) -> torch.Tensor:
+        return bures_geodesic(S0 + s * s * X, S1 + s.exp() * X, 0.4)[0, 1]
+
+    def second(s: torch.Tensor) -> torch.Tensor:
+        return torch.func.jvp(lambda u: torch.func.jvp(f, (u,), (one,))[1], (s,), (one,))[1]
+
+    points = torch.tensor([0.1, 0.7], dtype=torch.float64)
+    reverse = torch.stack([torch.autograd.functional.hessian(f, s) for s in points])
+    torch.testing.assert_close(torch.stack([second(s) for s in points]), reverse, rtol=1e-11, atol=0)
+    torch.testing.assert_close(torch.func.vmap(second)(points), reverse, rtol=1e-11, atol=0)
