@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from torch import Tensor
 
 from ..arrays import ArrayLike, as_tensor, broadcast_batch, cast_like, common_kind
@@ -30,6 +33,8 @@ class AffineBlock(Attention):
     -----
     On N(m, S): M = W, b = W m + c (arXiv 2606.07600).
     """
+
+    parameters: ClassVar[Mapping[str, int]] = {"W": 2, "c": 1}
 
     def __init__(self, W: ArrayLike, c: ArrayLike | None = None) -> None:
         self.W, _ = parameter(W, "W")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -43,6 +44,8 @@ class Attention(ABC):
     """Dimension of the tokens it acts on; None where any will do."""
     batch_shape: tuple[int, ...] = ()
     """Batch dimensions of the parameters, which broadcast with those of the measure."""
+    parameters: ClassVar[Mapping[str, int]] = {"A": 2, "V": 2}
+    """Names of the parameters that may be batched, with the number of dimensions of one of them."""
     maskable: ClassVar[bool] = True
     """Whether Gamma makes sense on a measure that depends on the point (`MaskedAttention`)."""
 
@@ -82,6 +85,15 @@ class Attention(ABC):
         )
 
     _no_bounds: ClassVar[str] = "its class does not give `bounds`"
+
+    def member(self, index: tuple[int, ...], batch_shape: tuple[int, ...]) -> Attention:
+        """The attention of one member of a batch of a shape that the parameters broadcast with."""
+        one = copy.copy(self)
+        one.batch_shape = ()
+        for name, ndim in self.parameters.items():
+            value: Tensor = getattr(self, name)
+            setattr(one, name, value.expand(*batch_shape, *value.shape[value.ndim - ndim :])[index])
+        return one
 
     @property
     def preserves_gaussians(self) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -41,6 +42,8 @@ class L2Attention(Attention):
     ----------
     Castin, Ablin, Carrillo, Peyré, arXiv 2501.18322, sections 2 and 4; Kim, Papamakarios, Mnih, ICML 2021.
     """
+
+    parameters: ClassVar[Mapping[str, int]] = {"Q": 2, "K": 2, "V": 2}
 
     def __init__(self, Q: ArrayLike, K: ArrayLike, V: ArrayLike) -> None:
         self.Q, self.K = query_key(Q, K)

@@ -86,6 +86,11 @@ class MultiHeadAttention(Attention):
         # On transposes, W_h M_h is the combination of velocities.
         return b, self.combine([p[1].mT for p in pairs]).mT
 
+    def member(self, index: tuple[int, ...], batch_shape: tuple[int, ...]) -> MultiHeadAttention:
+        """The heads and outputs of one member of a batch."""
+        outputs = self.outputs and [W.expand(*batch_shape, *W.shape[-2:])[index] for W in self.outputs]
+        return MultiHeadAttention([h.member(index, batch_shape) for h in self.heads], outputs)
+
     @property
     def preserves_gaussians(self) -> bool:
         """Whether every head does."""

@@ -75,7 +75,7 @@ class SinkhornAttention(Attention):
         self.tol, self.max_iter = check_positive(tol, "tol"), check_count(max_iter, "max_iter")
         if self.A.shape[-1] != self.V.shape[-1]:
             raise InvalidInput(f"A acts on dimension {self.A.shape[-1]}, V on dimension {self.V.shape[-1]}")
-        broadcast_batch([self.A.shape[:-2], self.V.shape[:-2]], ["A", "V"])
+        self.batch_shape = broadcast_batch([self.A.shape[:-2], self.V.shape[:-2]], ["A", "V"])
         self.dim, self.kind = int(self.A.shape[-1]), common_kind(A, V)
 
     @classmethod

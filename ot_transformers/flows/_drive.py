@@ -14,8 +14,10 @@ from torch import Tensor
 from ..energies import Energy
 from ..errors import NotConverged
 from ..measures import Gaussian, Measure
+from ..numerics.threads import few_threads
 from ._integrate import BLOWN_UP, CONVERGED, OUT_OF_STEPS, RUNNING, Run, integrate
 from ._options import Interval, Options, plain, progress_bar
+from ._stiff import SWITCH_AFTER, finish_stiff
 from ._system import System
 from .trajectory import Status, Trajectory
 
@@ -43,6 +45,24 @@ def drive(
     energies: dict[str, Energy],
 ) -> Trajectory:
     """Integrate over all pieces and gather the trajectory."""
+    with few_threads(_work(measure)):
+        return _drive(system_at, measure, opts, jumps, energies)
+
+
+def _work(measure: Measure) -> float:
+    """Operations of one evaluation of the velocity, roughly: those of one member where LAPACK takes one at a time."""
+    if isinstance(measure, Gaussian):
+        return 8.0 * measure.dim**2 * measure.factor_t.shape[-1]
+    return 4.0 * float(np.prod(measure.batch_shape, dtype=float)) * measure.x_t.shape[-2] ** 2 * measure.dim
+
+
+def _drive(
+    system_at: SystemAt,
+    measure: Measure,
+    opts: Options,
+    jumps: Sequence[float],
+    energies: dict[str, Energy],
+) -> Trajectory:
     with progress_bar(opts.progress) as report:
         pieces = _Pieces(system_at, measure, opts, opts.interval, jumps, report=report)
     code = pieces.code
@@ -201,20 +221,27 @@ class _Pieces:
                 if report is not None:
                     report((a + fraction * (b - a) - start) / (end - start))
 
+            limit = opts.max_steps if max_steps is None else max_steps
+            member = self.system.member if opts.method == "auto" and limit > SWITCH_AFTER else None
+            save = [a, *inside, b]
+            rtol, atol = max(opts.rtol * factor, floor), max(opts.atol * factor, 1e-3 * floor)
+            # A layer at rest can be set in motion by the next one: only the last layer may stop a flow.
+            rest = at_rest if i == len(knots) - 2 else None
             run = integrate(
                 self.system.field,
                 y,
-                [a, *inside, b],
-                rtol=max(opts.rtol * factor, floor),
-                atol=max(opts.atol * factor, 1e-3 * floor),
-                max_steps=opts.max_steps if max_steps is None else max_steps,
+                save,
+                rtol=rtol,
+                atol=atol,
+                max_steps=limit if member is None else SWITCH_AFTER,
                 blocks=self.system.blocks(),
                 scale=self.system.scale,
-                # A layer at rest can be set in motion by the next one: only the last layer may stop a flow.
-                converged=at_rest if i == len(knots) - 2 else None,
+                converged=rest,
                 alive=self.code == RUNNING,
                 progress=told if report is not None else None,
             )
+            if member is not None:
+                run = finish_stiff(run, member, save, rtol=rtol, atol=atol, max_steps=limit, at_rest=rest)
             self._absorb(run)
             y = run.ys[-1]
             self.ys += run.ys[1:] if b in times else run.ys[1:-1]

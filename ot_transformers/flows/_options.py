@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..arrays import ArrayLike, as_tensor, check_count, check_positive, describe
+from ..arrays import ArrayLike, as_tensor, check_choice, check_count, check_positive, describe
 from ..errors import InvalidInput
 
 __all__ = ["Interval", "Options", "check_progress", "plain", "progress_bar"]
@@ -29,6 +29,7 @@ class Options:
         stop_when_converged: Any,
         converged_tol: Any,
         progress: Any,
+        method: Any = "explicit",
     ) -> None:
         self.t_end = check_positive(t_end, "t_end")
         self.rtol, self.atol = check_positive(rtol, "rtol"), check_positive(atol, "atol")
@@ -37,6 +38,7 @@ class Options:
             raise InvalidInput(f"stop_when_converged must be a bool, got {describe(stop_when_converged)}")
         self.stop = bool(stop_when_converged)
         self.converged_tol = check_positive(converged_tol, "converged_tol")
+        self.method = check_choice(method, "method", ("explicit", "auto"))
         check_progress(progress)
         self.progress = progress
         self.times = _save_times(save_at, self.t_end)

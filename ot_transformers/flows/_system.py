@@ -30,8 +30,10 @@ class System:
         measure: Measure,
         gaussian: GaussianVelocity | None = None,
         particles: ParticleVelocity | None = None,
+        member: Callable[[int], System] | None = None,
     ) -> None:
-        self.measure0 = measure
+        """`member`, where there is one, gives the system of one member of the batch alone."""
+        self.measure0, self.member = measure, member
         self._gaussian, self._particles = gaussian, particles
         if isinstance(measure, Gaussian):
             assert gaussian is not None
@@ -89,6 +91,13 @@ class System:
             dz = self._particles(z, self.weights)
         return dz.reshape(y.shape)
 
+    def field_of_many(self, y: Tensor) -> Tensor:
+        """dy/dt (k, features) at k states of a Gaussian without batch dimensions."""
+        assert self._gaussian is not None
+        z = y.reshape(-1, *self.shape)
+        b, M = self._gaussian(z[..., 0], z[..., 1:])
+        return torch.cat([b.unsqueeze(-1), M @ z[..., 1:]], -1).reshape(y.shape)
+
     def turn(self, y: Tensor, f: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
         """Turn factors L to L W = U diag(s) (and their velocities): the same covariances, graded columns.
 
@@ -108,6 +117,16 @@ class System:
             full[which] = rotated
             out.append(full.reshape(y.shape))
         return out[0], out[1]
+
+    def graded(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        """A Gaussian without batch dimensions with its factor as U diag(s), and the size of each feature's column.
+
+        The covariance is the same; in graded columns each direction keeps its own relative precision.
+        """
+        z = y.reshape(self.shape)
+        U, s, _ = torch.linalg.svd(z[..., 1:], full_matrices=False)
+        graded = torch.cat([z[..., :1], U * s, z.new_zeros(self.shape[0], self.shape[1] - 1 - len(s))], -1)
+        return graded.reshape(y.shape), graded.square().mean(0).sqrt().expand(self.shape).reshape(y.shape)
 
     def velocity(self, t: float) -> Tensor:
         """The velocity of the measure, in the shape of its state."""

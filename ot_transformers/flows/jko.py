@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from typing import Any, Literal
@@ -15,6 +16,7 @@ from ..energies import Energy
 from ..errors import NotConverged
 from ..measures import Gaussian, Measure, Particles, as_measure
 from ..metrics import Metric, ProximalResult
+from ..numerics.threads import few_threads
 from ._frozen import frozen_step
 from ._options import check_progress, progress_bar
 from ._system import of_kind
@@ -192,13 +194,15 @@ def _step(
     variant: str,
     guess: Measure | None,
 ) -> ProximalResult:
-    if variant == "explicit":
-        return _explicit(energy, mu, tau, metric)
-    if variant == "linearised":
-        return frozen_step(energy, mu, tau, metric, tol=tol, max_iter=max_iter)
-    if isinstance(mu, Gaussian) and mu.batch_shape:
-        return _members(energy, mu, tau, metric, tol, max_iter, guess)
-    return metric.proximal(energy, mu, tau, tol=tol, max_iter=max_iter, warm_start=guess)
+    # The inner problem of a Gaussian is hundreds of products of small matrices.
+    with few_threads(8.0 * mu.dim**3 if isinstance(mu, Gaussian) else math.inf):
+        if variant == "explicit":
+            return _explicit(energy, mu, tau, metric)
+        if variant == "linearised":
+            return frozen_step(energy, mu, tau, metric, tol=tol, max_iter=max_iter)
+        if isinstance(mu, Gaussian) and mu.batch_shape:
+            return _members(energy, mu, tau, metric, tol, max_iter, guess)
+        return metric.proximal(energy, mu, tau, tol=tol, max_iter=max_iter, warm_start=guess)
 
 
 def _members(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
+
+import numpy as np
 
 from ..arrays import ArrayLike, common_kind, describe
 from ..attention import Attention, Schedule
@@ -30,6 +32,7 @@ def solve(
     *,
     converged_tol: float = 1e-8,
     energy: Energy | Mapping[str, Energy] | None = None,
+    method: Literal["explicit", "auto"] = "explicit",
     progress: bool | Callable[[float], None] = False,
 ) -> Trajectory:
     r"""Flow of a measure by an attention: d/dt mu + div(mu Gamma_mu) = 0.
@@ -57,6 +60,10 @@ def solve(
         per unit of time (clouds: rms speed against the rms distance to the centroid at the start).
     energy : Energy, or dict of them, optional
         Recorded at the save times in `.energies` (one Energy goes by the name "energy").
+    method : "explicit" or "auto"
+        "auto", for Gaussians: members that 1,000 explicit steps do not carry to t_end are stiff and go on with
+        SciPy's LSODA, one by one (at most max_steps evaluations between two save times; their states carry no
+        gradients).
     progress : bool or callable
         True shows a bar; a callable gets fractions of the time in [0, 1].
 
@@ -97,11 +104,17 @@ def solve(
         raise InvalidInput(f"attention must be an Attention, got {describe(attention)}")
     mu = as_measure(measure)
     attention._check_dim(mu.dim, "measure")
-    opts = Options(t_end, rtol, atol, save_at, max_steps, stop_when_converged, converged_tol, progress)
+    opts = Options(
+        t_end, rtol, atol, save_at, max_steps, stop_when_converged, converged_tol, progress, method
+    )
     if isinstance(mu, Gaussian) and not attention.preserves_gaussians:
         raise NotGaussianPreserving(
             f"{type(attention).__name__} does not keep Gaussian laws Gaussian: flow measure.sample(n)"
         )
+    if opts.method == "auto" and not isinstance(mu, Gaussian):
+        raise InvalidInput("method 'auto' is for Gaussians, got particles: use 'explicit'")
+    if opts.method == "auto" and isinstance(attention, Schedule) and attention.is_callable:
+        raise InvalidInput("method 'auto' needs parameters constant between jumps, got a callable Schedule")
     mu = of_kind(mu, common_kind(mu, attention))
     jumps = attention.jumps if isinstance(attention, Schedule) else ()
     if isinstance(attention, Schedule):
@@ -125,7 +138,20 @@ def _systems(attention: Attention) -> Callable[[Measure, float, float], System]:
 
 def _system(attention: Attention, measure: Measure) -> System:
     if isinstance(measure, Gaussian):
-        return System(measure, gaussian=attention.raw_affine)
+
+        def member(i: int) -> System:
+            shape = system.batch_shape
+            index = tuple(int(k) for k in np.unravel_index(i, shape)) if shape else ()
+            m, L = measure.mean_t.detach(), measure.factor_t.detach()
+            one = Gaussian.unchecked(
+                m.expand(*shape, *m.shape[-1:])[index],
+                factor=L.expand(*shape, *L.shape[-2:])[index],
+                kind=measure.kind,
+            )
+            return System(one, gaussian=attention.member(index, shape).raw_affine)
+
+        system = System(measure, gaussian=attention.raw_affine, member=member)
+        return system
     return System(measure, particles=attention.evaluator(measure))
 
 

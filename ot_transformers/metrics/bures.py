@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,6 +26,7 @@ from ..arrays import (
 from ..errors import InvalidInput, NotConverged
 from ..numerics.bures import align, bures_map_raw, bures_squared, covariance_factor, safe_sqrt
 from ..numerics.bures_transport import transport_along_map
+from ..numerics.threads import few_threads
 from ..spd import solve_lyapunov, symmetrise, transfer
 
 __all__ = [
@@ -100,9 +102,10 @@ def bures_distance(S0: ArrayLike, S1: ArrayLike, squared: bool = False) -> Array
     >>> float(bures_distance([[1.0]], [[9.0]]))
     2.0
     """
-    a, b, kind = _symmetric_pair(S0, S1)
-    value = bures_squared(a, b, ("S0", "S1"))
-    return to_kind(value if squared else safe_sqrt(value), kind)
+    with few_threads(8.0 * (np.shape(S0) or (1,))[-1] ** 3):
+        a, b, kind = _symmetric_pair(S0, S1)
+        value = bures_squared(a, b, ("S0", "S1"))
+        return to_kind(value if squared else safe_sqrt(value), kind)
 
 
 def bures_map(S0: ArrayLike, S1: ArrayLike) -> Array:

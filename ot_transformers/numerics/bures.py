@@ -23,6 +23,7 @@ from .bures_batch import squared_in_step
 from .bures_map import bures_map_raw, cholesky_regular
 from .bures_nuclear import nuclear_norm
 from .bures_polar import align
+from .threads import few_threads
 
 __all__ = [
     "align",
@@ -69,7 +70,8 @@ def bures_squared(S0: Tensor, S1: Tensor, names: tuple[str, str] | None = None) 
     """
     batch = torch.broadcast_shapes(S0.shape[:-2], S1.shape[:-2])
     d = S0.shape[-1]
-    out: Tensor = _Distance.apply(S0.expand(*batch, d, d), S1.expand(*batch, d, d), names)  # type: ignore[no-untyped-call]
+    with few_threads(8.0 * d**3):
+        out: Tensor = _Distance.apply(S0.expand(*batch, d, d), S1.expand(*batch, d, d), names)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -77,7 +79,8 @@ def bures_squared_factors(L0: Tensor, L1: Tensor) -> Tensor:
     """BW^2 of L0 L0^T and L1 L1^T, (...); derivative 2 <L0 - L1 O, dL0> + 2 <L1 - L0 O^T, dL1>."""
     batch = torch.broadcast_shapes(L0.shape[:-2], L1.shape[:-2])
     L0, L1 = L0.expand(*batch, *L0.shape[-2:]), L1.expand(*batch, *L1.shape[-2:])
-    out: Tensor = _FactorDistance.apply(L0, L1)  # type: ignore[no-untyped-call]
+    with few_threads(8.0 * L0.shape[-2] ** 2 * max(L0.shape[-1], L1.shape[-1])):
+        out: Tensor = _FactorDistance.apply(L0, L1)  # type: ignore[no-untyped-call]
     return out
 
 

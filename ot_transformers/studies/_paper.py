@@ -80,7 +80,7 @@ PANELS = (
         "V = I, A + A^T indefinite: softmax blows up at 1 / lambda_max(S0^(1/2) (A + A^T) S0^(1/2))",
     ),
     Panel(
-        "data", "depends on the start", _E1, _E1, np.array([[-1.0, 1.0], [-1.0, 2.0]]), 60.0, True,
+        "data", "depends on the start", _E1, _E1, np.array([[-1.0, 1.0], [-1.0, 2.0]]), 20.0, True,
         "A = e e^T and V indefinite: some starts converge, others blow up",
     ),
 )  # fmt: skip
