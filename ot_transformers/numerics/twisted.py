@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .tilted import safe_log
+from .tilted import kernel_sums, safe_log
 
 __all__ = [
     "Kernel",
@@ -75,21 +75,19 @@ class _LogSpeed(torch.autograd.Function):
         Dv = v @ Dinv
         q = (Dv * v).sum(-1, keepdim=True)
         blocks = [torch.ones_like(q), x, q * x] if any(ctx.needs_input_grad[:2]) else [torch.ones_like(q)]
-        K = (x @ A) @ x.mT
-        b = safe_log(weights)
-        K += b.unsqueeze(-1)
-        K += b.unsqueeze(-2)
-        top = K.amax(dim=(-2, -1), keepdim=True)
-        K -= top
-        K.exp_()
-        sums = K @ torch.cat(blocks, -1)
+        log_w = safe_log(weights).expand(q.shape[:-1])
+        top, sums = kernel_sums(x @ A, x, log_w, torch.cat(blocks, -1))
+        # Rows come in scales of their own: w_i e^{top_i}, brought to that of the largest.
+        log_row = log_w + top
+        top = log_row.amax(-1, keepdim=True)
+        sums = torch.exp(log_row - top).unsqueeze(-1) * sums
         g = (q * sums[..., :1]).sum((-2, -1))
         if any(ctx.needs_input_grad[:2]):
             d = x.shape[-1]
             ctx.save_for_backward(
                 (q * sums[..., 1 : 1 + d] + sums[..., 1 + d :]) @ A, 2.0 * sums[..., :1] * Dv, g
             )
-        return top[..., 0, 0] + safe_log(g)
+        return top[..., 0] + safe_log(g)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
