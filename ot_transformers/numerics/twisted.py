@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..linalg import solve
 from .tilted import kernel_sums, safe_log
 
 __all__ = [
@@ -46,7 +47,7 @@ def kernel_at(x: Tensor, weights: Tensor, A: Tensor) -> Kernel:
 def geodesic_acceleration(x: Tensor, v: Tensor, A: Tensor, D: Tensor, kernel: Kernel) -> Tensor:
     """d2x/dt2 of the geodesic through x with velocity v, (..., n, d); -Gamma(v, v)."""
     P, b, _ = kernel
-    q = (v * torch.linalg.solve(D, v.mT).mT).sum(-1, keepdim=True)
+    q = (v * solve(D, v.mT).mT).sum(-1, keepdim=True)
     pull = 0.5 * (q * b + P @ (q * x)) @ A @ D
     rate = (v * (b @ A)).sum(-1, keepdim=True) + (x @ A * (P @ v)).sum(-1, keepdim=True)
     return pull - rate * v
@@ -54,7 +55,7 @@ def geodesic_acceleration(x: Tensor, v: Tensor, A: Tensor, D: Tensor, kernel: Ke
 
 def twisted_square(v: Tensor, weights: Tensor, D: Tensor, log_g: Tensor) -> Tensor:
     """g_x(v, v), (...)."""
-    q = (v * torch.linalg.solve(D, v.mT).mT).sum(-1)
+    q = (v * solve(D, v.mT).mT).sum(-1)
     return (weights * torch.exp(log_g) * q).sum(-1)
 
 
