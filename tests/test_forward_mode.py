@@ -20,21 +20,22 @@ from ot_transformers import (
     SquaredWasserstein,
 )
 from ot_transformers.linalg import log_abs_det, solve
-from ot_transformers.metrics._twisted_gaussians import metric_form, riesz
+from ot_transformers.metrics._twisted_gaussians import riesz
 from ot_transformers.numerics import tilted
 from ot_transformers.numerics.coupling import coupling_covariance_of_factor
 from ot_transformers.numerics.tilted import log_interaction
-from ot_transformers.numerics.twisted import (
+from ot_transformers.numerics.twisted import geodesic_acceleration, kernel_at, twisted_square
+from ot_transformers.numerics.twisted_gaussians import (
+    gaussian_acceleration,
+    gaussian_form,
     gaussian_log_speed,
-    geodesic_acceleration,
-    kernel_at,
-    twisted_square,
 )
 from ot_transformers.spd import sqrt_psd
 
 S = torch.tensor([[2.0, 0.3], [0.3, 1.0]], dtype=torch.float64)
 T = torch.tensor([[0.2, 0.1], [0.1, 0.3]], dtype=torch.float64)
 W = torch.tensor([0.3, 0.7], dtype=torch.float64)
+Q, R = torch.tensor([[[0.3, 0.7, 0.1], [-0.2, 0.0, 0.5]], [[0.1, 0.4, -0.3], [0.2, 0.1, 0.3]]], dtype=S.dtype)
 POINT = torch.tensor(0.3, dtype=torch.float64)
 
 
@@ -72,7 +73,8 @@ def test_nested_forward_mode_is_the_second_derivative(
         lambda s: _acceleration(S, T, S + s * s * T).square().sum(),
         lambda s: twisted_square(s.exp() * T, W, S + s * s * T, s * W),
         lambda s: gaussian_log_speed(s * W, T + s * s * S / 9, s.exp() * W, s * S, T, S + s * T)[0],
-        lambda s: metric_form(s * W, T + s * s * S / 9, T, S + s * T).sum(),
+        lambda s: _form(torch.cat([s * W.unsqueeze(-1), T + s * s * S / 9], -1)),
+        lambda s: gaussian_acceleration(Q + s * s * R, s.exp() * R, T, S, T).square().sum(),
         lambda s: torch.cat([t.flatten() for t in riesz(s * W, S / 3 + s * s * T, W, T, T, S)]).sum(),
     ],
     ids=[
@@ -82,6 +84,7 @@ def test_nested_forward_mode_is_the_second_derivative(
         "twisted square",
         "speed of Gaussians",
         "metric of Gaussians",
+        "acceleration of Gaussians",
         "Riesz field of Gaussians",
     ],
 )
@@ -93,6 +96,11 @@ def test_twisted_geometry_in_nested_forward_mode(f: Callable[[Tensor], Tensor]) 
     difference = sum(c * v for c, v in zip((-1, 16, -30, 16, -1), around, strict=True)) / (12 * step**2)
     torch.testing.assert_close(reverse, difference, rtol=1e-7, atol=0)
     torch.testing.assert_close(forward_second(f, POINT), reverse, rtol=1e-11, atol=0)
+
+
+def _form(q: Tensor) -> Tensor:
+    log_z, K = gaussian_form(q, T)
+    return log_z + K.sum()
 
 
 def _acceleration(x: Tensor, v: Tensor, D: Tensor) -> Tensor:

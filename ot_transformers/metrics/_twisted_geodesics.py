@@ -16,7 +16,8 @@ from ..arrays import Array, Kind, to_kind
 from ..errors import NotConverged
 from ..measures import Gaussian, Measure, Particles
 from ..numerics.paths import Path
-from ..numerics.twisted import gaussian_log_speed, log_speed
+from ..numerics.twisted import log_speed
+from ..numerics.twisted_gaussians import gaussian_log_speed
 from . import _twisted_gaussians as gaussians
 from ._displacement import check_time
 from ._twisted_escape import Side, Way, through_infinity

@@ -11,7 +11,8 @@ from ..errors import InvalidInput
 from ..measures import Gaussian, Measure, Particles
 from ..numerics.minimise import lbfgs
 from ..numerics.tilted import log_interaction, safe_log
-from ..numerics.twisted import gaussian_log_speed, log_speed
+from ..numerics.twisted import log_speed
+from ..numerics.twisted_gaussians import gaussian_log_speed
 from ._twisted_gaussians import join, split
 from .base import EnergyLike, ProximalResult
 

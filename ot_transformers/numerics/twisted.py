@@ -1,6 +1,6 @@
-"""Geometry of the twisted metric in raw form: on clouds, and on Gaussians restricted to affine velocities.
+"""Geometry of the twisted metric on clouds, in raw form.
 
-Clouds: g_x(v, v) = sum_i w_i G_i |v_i|^2_{D^-1}, G_i = sum_j w_j e^{x_i^T A x_j}, A symmetric. With
+g_x(v, v) = sum_i w_i G_i |v_i|^2_{D^-1}, G_i = sum_j w_j e^{x_i^T A x_j}, A symmetric. With
 P_ik = w_k e^{x_i^T A x_k} / G_i (rows sum to 1), b_i = sum_k P_ik x_k and q_i = |v_i|^2_{D^-1}, the
 Euler-Lagrange equation of g / 2 solved for the acceleration of geodesics is
 
@@ -16,15 +16,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..linalg import solve
 from .tilted import kernel_sums, safe_log
 
 __all__ = [
     "Kernel",
-    "gaussian_log_speed",
     "geodesic_acceleration",
     "kernel_at",
     "log_speed",
+    "square_norm",
     "twisted_square",
 ]
 
@@ -47,7 +46,7 @@ def kernel_at(x: Tensor, weights: Tensor, A: Tensor) -> Kernel:
 def geodesic_acceleration(x: Tensor, v: Tensor, A: Tensor, D: Tensor, kernel: Kernel) -> Tensor:
     """d2x/dt2 of the geodesic through x with velocity v, (..., n, d); -Gamma(v, v)."""
     P, b, _ = kernel
-    q = (v * solve(D, v.mT).mT).sum(-1, keepdim=True)
+    q = square_norm(v, D).unsqueeze(-1)
     pull = 0.5 * (q * b + P @ (q * x)) @ A @ D
     rate = (v * (b @ A)).sum(-1, keepdim=True) + (x @ A * (P @ v)).sum(-1, keepdim=True)
     return pull - rate * v
@@ -55,8 +54,13 @@ def geodesic_acceleration(x: Tensor, v: Tensor, A: Tensor, D: Tensor, kernel: Ke
 
 def twisted_square(v: Tensor, weights: Tensor, D: Tensor, log_g: Tensor) -> Tensor:
     """g_x(v, v), (...)."""
-    q = (v * solve(D, v.mT).mT).sum(-1)
-    return (weights * torch.exp(log_g) * q).sum(-1)
+    return (weights * torch.exp(log_g) * square_norm(v, D)).sum(-1)
+
+
+def square_norm(v: Tensor, D: Tensor) -> Tensor:
+    """|v_i|^2_{D^-1}, (..., n)."""
+    # Not torch.linalg.solve: its second derivative in D by nested forward mode is wrong; that of inv is right.
+    return (v @ torch.linalg.inv(D) * v).sum(-1)
 
 
 def log_speed(x: Tensor, v: Tensor, weights: Tensor, A: Tensor, Dinv: Tensor) -> Tensor:
@@ -95,36 +99,3 @@ class _LogSpeed(torch.autograd.Function):
         dx, dv, g = ctx.saved_tensors
         scale = torch.where(g > 0, grad_outputs[0] / torch.where(g > 0, g, 1.0), 0.0)[..., None, None]
         return scale * dx, scale * dv, None, None, None
-
-
-def gaussian_log_speed(
-    m: Tensor, L: Tensor, dm: Tensor, dL: Tensor, A: Tensor, Dinv: Tensor
-) -> tuple[Tensor, Tensor]:
-    """log of the restricted metric at N(m, L L^T) for the velocity (dm, dL), (...), and where it is finite.
-
-    The field is x -> dm + M (x - m) with M L = dL. The tilted law G mu / Z is Gaussian, of covariance L P L^T and
-    mean m + L u, with N = A S A, P = (I - L^T N L)^{-1}, u = P L^T (A + N) m, so that
-
-        g = Z ( |dm + dL u|^2_{D^-1} + tr(D^{-1} dL P dL^T) ),
-        log Z = m^T A m + m^T N m / 2 + q^T L P L^T q / 2 - log det(I - L^T N L) / 2,  q = (A + N) m.
-
-    No inverse of L is taken. Outside the domain I - L^T N L > 0 the value is meaningless (second result False).
-    """
-    AL = A @ L
-    gram = AL.mT @ L
-    B = gram @ gram.mT  # L^T A S A L
-    eye = torch.eye(B.shape[-1], dtype=B.dtype, device=B.device)
-    C, info = torch.linalg.cholesky_ex(eye - B)
-    inside = info == 0
-    C = torch.where(inside[..., None, None], C, eye)
-    q = (A @ m.unsqueeze(-1)) + AL @ (AL.mT @ m.unsqueeze(-1))
-    half = torch.linalg.solve_triangular(C, L.mT @ q, upper=False)
-    u = torch.linalg.solve_triangular(C.mT, half, upper=True)
-    Am = (m.unsqueeze(-1).mT @ A @ m.unsqueeze(-1))[..., 0, 0]
-    Nm = (AL.mT @ m.unsqueeze(-1)).square().sum((-2, -1))
-    log_det_half = C.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-    log_z = Am + 0.5 * Nm + 0.5 * half.square().sum((-2, -1)) - log_det_half
-    shift = dm.unsqueeze(-1) + dL @ u
-    spread = torch.linalg.solve_triangular(C, dL.mT, upper=False)
-    square = (shift.mT @ Dinv @ shift)[..., 0, 0] + ((spread @ Dinv) * spread).sum((-2, -1))
-    return log_z + safe_log(square), inside
