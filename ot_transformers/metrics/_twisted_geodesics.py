@@ -99,7 +99,9 @@ def _cloud_side(cloud: tuple[Tensor, Tensor], A: Tensor, Dinv: Tensor, root: Ten
     n, d = x.shape
 
     def bend(start: Tensor, end: Tensor) -> Path:
-        return cloud_path(start.reshape(n, d), end.reshape(n, d), w, A, Dinv, root, 1e-6, (4, 8, 16, 32))
+        ends = start.reshape(n, d), end.reshape(n, d)
+        # An upper bound all the same: few iterations, for this is half of the work where the way is not taken.
+        return cloud_path(*ends, w, A, Dinv, root, 1e-6, (4, 8, 16), max_iter=100)
 
     return Side(
         lambda p, v: log_speed(p.reshape(-1, n, d), v.reshape(-1, n, d), w, A, Dinv),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,9 +23,9 @@ from ..convexity import (
     probe_convexity,
 )
 from ..energies import Energy, InteractionEnergy, KLDivergence, SelfTransportEnergy
-from ..errors import InvalidInput, NotAGradientFlow
-from ..measures import Gaussian, Measure, Particles
-from ..metrics import TwistedWasserstein, Wasserstein
+from ..errors import InvalidInput, NotAGradientFlow, NotConverged
+from ..measures import AffineVelocity, Gaussian, Measure, Particles
+from ..metrics import BuresWasserstein, TwistedWasserstein, Wasserstein
 
 __all__ = ["Group", "Setting", "groups", "probe_group", "setting"]
 
@@ -127,14 +129,15 @@ def groups(
             _Family("linear mixture", where, clouds, lambda o, a, b: MixtureCurve(a, b), points),
         ]
         if s.metric is not None:
-            build = partial(_leaving, s.metric)
-            families.append(_Family("twisted geodesic", where, clouds, build, points))
+            families.append(_Family("twisted geodesic", where, clouds, partial(_twisted, s.metric), points))
         where = f"{origin} Gaussians"
         names = tuple(s.energies)
         families += [
             _Family("Bures-Wasserstein geodesic", where, names, lambda o, a, b: BuresGeodesic(a, b), laws),
             _Family("generalised geodesic", where, names, GeneralisedGeodesic, laws),
         ]
+        if s.metric is not None:
+            families.append(_Family("twisted geodesic", where, names, partial(_twisted, s.metric), laws))
     for family in families:
         curves = [family.build(*triple) for triple in family.triples]
         for name in family.energies:
@@ -154,19 +157,33 @@ def probe_group(s: Setting, group: Group, curves: list[Curve], n_points: int, se
     return missing
 
 
-def _leaving(metric: TwistedWasserstein, base: Measure, mu: Measure, nu: Measure) -> Curve:
-    """The twisted geodesic that leaves mu towards nu (with the W2 velocity), as far as it exists.
+def _twisted(metric: TwistedWasserstein, base: Measure, mu: Measure, nu: Measure) -> Curve:
+    """The twisted geodesic from mu to nu; where there is none in reach, the one that leaves mu towards nu.
 
-    Geodesics that leave in a direction are exact and quick; shortest ones between two distant clouds are a
-    hard problem in itself where the space is not complete.
+    The space need not be complete: far measures may have no shortest path. A geodesic that leaves with the W2
+    velocity, shortened until it exists, is exact too.
     """
-    velocity = np.asarray(Wasserstein().log(mu, nu))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NotConverged)
+        with contextlib.suppress(InvalidInput):
+            curve = TwistedGeodesic(metric, mu, nu)
+            # Also one that is not the shortest (through infinity it may be shorter) is a geodesic between the two.
+            if curve.end_gap <= 1e-6:
+                return curve
+    flat: Any = BuresWasserstein() if isinstance(mu, Gaussian) else Wasserstein()
+    velocity = flat.log(mu, nu)
     for _ in range(40):
         try:
             return TwistedGeodesic.from_velocity(metric, mu, velocity)
         except InvalidInput:
-            velocity = 0.5 * velocity
+            velocity = _halved(velocity)
     raise InvalidInput("measure has no twisted geodesic in reach")
+
+
+def _halved(velocity: Any) -> Any:
+    if isinstance(velocity, AffineVelocity):
+        return AffineVelocity(0.5 * velocity.b_t, 0.5 * velocity.M_t, velocity.kind)
+    return 0.5 * velocity
 
 
 def _triple(draw: Callable[[], Measure]) -> tuple[Measure, Measure, Measure]:
