@@ -7,13 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arrays import Kind, cast_like
-from ..errors import InvalidInput
+from ..arrays import Kind
 from ..measures import AffineVelocity, Gaussian
 from ..numerics.twisted_gaussians import gaussian_acceleration, gaussian_form, skew_basis
 from ..spd import solve_lyapunov, symmetrise
 from ._charts import Chart
-from ._states import GaussianState, State
+from ._states import GaussianState, State, affine_parts
 from .twisted import regular_factor
 
 __all__ = ["TwistedGaussianChart"]
@@ -56,14 +55,7 @@ class TwistedGaussianChart(Chart):
 
     def coordinates(self, tangent: Any) -> Tensor:
         """u of an AffineVelocity: of its covariance velocity M S + S M^T, whatever the skew part of M."""
-        if not isinstance(tangent, AffineVelocity):
-            raise InvalidInput(f"v must be an AffineVelocity at a Gaussian, got {type(tangent).__name__}")
-        if tangent.b_t.shape != self.mean.shape or tangent.M_t.shape != self.L.shape:
-            raise InvalidInput(
-                f"v must be a field on R^{len(self.mean)}, got b {tuple(tangent.b_t.shape)} and M "
-                f"{tuple(tangent.M_t.shape)}"
-            )
-        b, M = (cast_like(t.detach(), self.mean, "v") for t in (tangent.b_t, tangent.M_t))
+        b, M = affine_parts(tangent, self.mean)
         S = self.L @ self.L
         # Any dL with that covariance velocity: projecting on the horizontal space removes the rest.
         X = solve_lyapunov(S, 2.0 * symmetrise(M @ S))

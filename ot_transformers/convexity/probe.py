@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -65,6 +65,14 @@ class ConvexityProbe:
     difference_errors: Array
     family: str
     threshold: float
+
+    def __getitem__(self, index: Any) -> ConvexityProbe:
+        """The probe of one member, or of a part, of a batch of curves."""
+        shared = {"t", "family", "threshold"}
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        parts = {name: v if name in shared else v[index] for name, v in values.items()}
+        verdict = parts["verdict"]
+        return replace(self, **parts | {"verdict": verdict if getattr(verdict, "ndim", 0) else str(verdict)})
 
     @property
     def consistent(self) -> bool:

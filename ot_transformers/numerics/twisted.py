@@ -23,6 +23,7 @@ __all__ = [
     "geodesic_acceleration",
     "kernel_at",
     "log_speed",
+    "raw_acceleration",
     "square_norm",
     "twisted_square",
 ]
@@ -45,10 +46,13 @@ def kernel_at(x: Tensor, weights: Tensor, A: Tensor) -> Kernel:
 
 def geodesic_acceleration(x: Tensor, v: Tensor, A: Tensor, D: Tensor, kernel: Kernel) -> Tensor:
     """d2x/dt2 of the geodesic through x with velocity v, (..., n, d); -Gamma(v, v)."""
-    P, b, _ = kernel
-    q = square_norm(v, D).unsqueeze(-1)
-    pull = 0.5 * (q * b + P @ (q * x)) @ A @ D
-    rate = (v * (b @ A)).sum(-1, keepdim=True) + (x @ A * (P @ v)).sum(-1, keepdim=True)
+    return raw_acceleration(x, v, A, A @ D, square_norm(v, D).unsqueeze(-1), kernel.P, kernel.b)
+
+
+def raw_acceleration(x: Tensor, v: Tensor, A: Tensor, AD: Tensor, q: Tensor, P: Tensor, b: Tensor) -> Tensor:
+    """The same from A D, q (..., n, 1), P and b: for integrators, which evaluate it thousands of times."""
+    pull = 0.5 * (q * b + P @ (q * x)) @ AD
+    rate = (v * (b @ A) + x @ A * (P @ v)).sum(-1, keepdim=True)
     return pull - rate * v
 
 

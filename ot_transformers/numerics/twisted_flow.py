@@ -12,7 +12,8 @@ import torch
 from scipy.integrate import solve_ivp
 from torch import Tensor
 
-from .twisted import geodesic_acceleration, kernel_at
+from .tilted import safe_log
+from .twisted import raw_acceleration
 from .twisted_gaussians import gaussian_acceleration
 
 __all__ = [
@@ -81,10 +82,13 @@ def follow_geodesic(
 def cloud_acceleration(shape: torch.Size, weights: Tensor, A: Tensor, D: Tensor) -> Acceleration:
     """The acceleration on clouds of a shape (n, d), in float64."""
     w, A, D = (t.detach().double().cpu() for t in (weights, A, D))
+    log_w, Dinv, AD = safe_log(w), torch.linalg.inv(D), A @ D
 
     def acceleration(x: Tensor, v: Tensor) -> Tensor:
         x, v = x.reshape(shape), v.reshape(shape)
-        return geodesic_acceleration(x, v, A, D, kernel_at(x, w, A))
+        P = torch.softmax(torch.addmm(log_w, x @ A, x.mT), -1)
+        q = (v @ Dinv * v).sum(-1, keepdim=True)
+        return raw_acceleration(x, v, A, AD, q, P, P @ x)
 
     return acceleration
 
