@@ -119,7 +119,7 @@ def groups(
         _triple(lambda: _inside(_subset(tokens, 4 * n, rng).to_gaussian(), s.A)) for _ in range(n_real)
     ]
     families: list[_Family] = []
-    for origin, points, laws in (("random", random_clouds, random_laws), ("tokens", real_clouds, real_laws)):
+    for origin, points, laws in (("random", random_clouds, random_laws), ("token", real_clouds, real_laws)):
         if not points:
             continue
         where = f"{origin} clouds"
