@@ -1,4 +1,4 @@
-"""Forward-mode rules of custom autograd functions that are right when `torch.func.jvp` is nested.
+"""Forward-mode rules of custom autograd functions that are right when `torch.func.jvp` is nested; who records.
 
 PyTorch runs the `jvp` rule of a custom function with forward mode switched off, and hands it saved tensors
 that still carry the tangents of the level being differentiated. So an outer `torch.func.jvp` silently misses
@@ -15,7 +15,7 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
-__all__ = ["nested_jvp"]
+__all__ = ["in_transform", "nested_jvp", "wants_derivative"]
 
 
 def nested_jvp(rule: Callable[..., Any]) -> Callable[..., Any]:
@@ -40,3 +40,15 @@ def _primal(t: Tensor) -> Tensor:
         inner = _primal(functorch.get_unwrapped(t))
         return functorch._add_batch_dim(inner, functorch.maybe_get_bdim(t), functorch.maybe_get_level(t))
     return forward_ad.unpack_dual(t).primal
+
+
+def wants_derivative(*tensors: Tensor) -> bool:
+    """Whether a derivative may be asked for: autograd is recording, or a functorch transform is active."""
+    if in_transform() or forward_ad._current_level >= 0:
+        return True
+    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+
+
+def in_transform() -> bool:
+    """Whether the caller is inside `torch.func` (a closed-over parameter may be the one that is wrapped)."""
+    return torch._C._functorch.peek_interpreter_stack() is not None

@@ -19,7 +19,7 @@ from ..measures import AffineVelocity, Gaussian, Measure, Particles, as_measure
 from ..metrics import BuresWasserstein, Wasserstein
 from ..numerics.twisted import Kernel, geodesic_acceleration, kernel_at
 from ..spd import eigh_psd, sqrt_psd, symmetrise, transfer
-from ._states import CloudState, GaussianState, State
+from ._states import CloudState, GaussianState, State, affine_parts
 from .twisted import twisted_parameters
 
 __all__ = ["Chart", "GaussianChart", "TwistedChart", "WassersteinChart", "chart_at"]
@@ -163,14 +163,7 @@ class GaussianChart(Chart):
 
     def coordinates(self, tangent: Any) -> Tensor:
         """u of an AffineVelocity whose D^-1 M is symmetric (a gradient field)."""
-        if not isinstance(tangent, AffineVelocity):
-            raise InvalidInput(f"v must be an AffineVelocity at a Gaussian, got {type(tangent).__name__}")
-        if tangent.b_t.shape != self.mean.shape or tangent.M_t.shape != self.cov.shape:
-            raise InvalidInput(
-                f"v must be a field on R^{len(self.mean)}, got b {tuple(tangent.b_t.shape)} and M "
-                f"{tuple(tangent.M_t.shape)}"
-            )
-        b, M = (cast_like(t.detach(), self.mean, "v") for t in (tangent.b_t, tangent.M_t))
+        b, M = affine_parts(tangent, self.mean)
         X = self.unroot @ M @ self.root
         gap, size = float((X - X.mT).abs().max()), float(X.abs().max())
         if gap > 1e3 * torch.finfo(self.dtype).eps * size:

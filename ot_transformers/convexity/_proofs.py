@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from decimal import Context, Decimal
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-from ._balls import Enclosure, displacement_second_derivative, twisted_hessian
+from ._balls import (
+    Enclosure,
+    EnergyTerms,
+    Interval,
+    OutOfRange,
+    displacement_second_derivative,
+    twisted_hessian,
+)
 from ._rational import (
     Matrix,
     Vector,
@@ -18,10 +26,16 @@ from ._rational import (
     transport_costs,
 )
 
-__all__ = ["FORMAT", "Proof", "decimal", "prove"]
+__all__ = ["FORMAT", "Proof", "decimal", "interval", "prove"]
 
-FORMAT = "ot_transformers certificate 1"
+FORMAT = "ot_transformers certificate 2"
 _PRECISION = range(53, 1 << 16)
+_RATIONAL = re.compile(r"-?[0-9]+(?:/[0-9]+|\.[0-9]+)?")
+_LENGTH, _DIMENSIONS, _POINTS, _TERMS = 4_000, 64, 2_000, 16
+_COMMON = (
+    "format", "version", "precision", "kind", "claim", "proved", "reason", "enclosure", "digest",
+    "energy", "D", "x", "x_weights",
+)  # fmt: skip
 
 
 class Proof(NamedTuple):
@@ -47,6 +61,8 @@ def prove(data: Mapping[str, Any], extra_bits: int = 0) -> Proof:
         raise _Bad(f"unknown kind {kind!r}")
     except _Bad as err:
         return Proof(f"the file is not a certificate: {err}", "", None)
+    except OutOfRange as err:
+        return Proof(str(err), "", None)
 
 
 def decimal(value: Fraction) -> str:
@@ -56,10 +72,10 @@ def decimal(value: Fraction) -> str:
 
 
 def _displacement(data: Mapping[str, Any], extra_bits: int) -> Proof:
-    A, factor, D = _matrix(data, "A"), _rational(data, "factor"), _matrix(data, "D")
-    d = len(A)
-    _require(_is_square(A) and _is_square(D) and len(D) == d, "A and D must be square, of one size")
-    _require(is_symmetric(D) and is_positive_definite(D), "D is not symmetric positive definite")
+    _keys(data, "t", "y", "y_weights", "plan", "potentials")
+    D = _mobility(data)
+    d = len(D)
+    energy = _energy(data, d)
     x, y = _cloud(data, "x", d), _cloud(data, "y", d)
     w, v = _weights(data, "x_weights", len(x)), _weights(data, "y_weights", len(y))
     t = _rational(data, "t")
@@ -75,22 +91,22 @@ def _displacement(data: Mapping[str, Any], extra_bits: int) -> Proof:
     triples = [(x[i], y[j], m) for i, j, m in plan]
     _require(any(a != b for a, b, _ in triples), "the two measures are the same")
     bits = _precision(data) + extra_bits
-    ends = displacement_second_derivative(A, factor, triples, Dinv, t, bits)
+    ends = displacement_second_derivative(energy, triples, Dinv, t, bits)
     claim = (
         f"Along the W2 geodesic of the file (inner product D^-1, {len(x)} to {len(y)} points of R^{d}, "
         "plan proved optimal by dual potentials) the second derivative of "
-        f"F = {_multiple(factor)}, E_A = 1/2 int int exp(x.Ay), at t = {t} is negative: F is not displacement convex."
+        f"F = {_formula(energy)} at t = {t} is negative: F is not displacement convex."
     )
     return _concluded(ends, claim)
 
 
 def _twisted(data: Mapping[str, Any], extra_bits: int) -> Proof:
-    A, factor, D = _matrix(data, "A"), _rational(data, "factor"), _matrix(data, "D")
-    d = len(A)
-    _require(_is_square(A) and _is_square(D) and len(D) == d, "A and D must be square, of one size")
-    _require(_matrix(data, "metric_A") == A, "the energy and the metric have different A")
+    _keys(data, "A", "v")
+    D = _mobility(data)
+    d = len(D)
+    energy = _energy(data, d)
+    A = _square(data.get("A"), "A", d)
     _require(is_symmetric(A), "A is not symmetric")
-    _require(is_symmetric(D) and is_positive_definite(D), "D is not symmetric positive definite")
     x, v = _cloud(data, "x", d), _cloud(data, "v", d)
     _require(len(x) == len(v), "x and v have different lengths")
     w = _weights(data, "x_weights", len(x))
@@ -100,17 +116,26 @@ def _twisted(data: Mapping[str, Any], extra_bits: int) -> Proof:
         "two points coincide: the cloud has fewer particles",
     )
     _require(any(any(p) for p in v), "the direction is 0")
-    ends = twisted_hessian(A, factor, D, x, w, v, _precision(data) + extra_bits)
+    ends = twisted_hessian(energy, A, D, x, w, v, _precision(data) + extra_bits)
     claim = (
         f"In the twisted metric of (A, D) on R^{d}, at the cloud of {len(x)} point(s) of the file, the "
-        f"Riemannian Hessian of F = {_multiple(factor)}, E_A = 1/2 int int exp(x.Ay), is negative in the "
-        "direction of the file: F is not geodesically convex."
+        f"Riemannian Hessian of F = {_formula(energy)} is negative in the direction of the file: F is not "
+        "geodesically convex."
     )
     return _concluded(ends, claim)
 
 
-def _multiple(factor: Fraction) -> str:
-    return "E_A" if factor == 1 else f"{factor} E_A"
+def _formula(energy: EnergyTerms) -> str:
+    """The energy in words; its matrices are those of the file."""
+    many = len(energy.interactions) > 1
+    parts = []
+    for k, (factor, _) in enumerate(energy.interactions, 1):
+        name = f"E_A{k}" if many else "E_A"
+        parts.append(name if factor == 1 else f"{factor} {name}")
+    if energy.H is not None:
+        parts.append("E[x.Hx/2 + c.x]")
+    where = " (E_A = 1/2 int int exp(x.Ay))" if energy.interactions else ""
+    return " + ".join(parts) + where
 
 
 def _concluded(ends: Enclosure, claim: str) -> Proof:
@@ -133,11 +158,50 @@ def _require(condition: bool, message: str) -> None:
 
 def _precision(data: Mapping[str, Any]) -> int:
     bits = data.get("precision")
-    _require(
-        isinstance(bits, int) and bits in _PRECISION, "precision must be an integer of bits, at least 53"
-    )
-    assert isinstance(bits, int)
+    if type(bits) is not int or bits not in _PRECISION:
+        raise _Bad("precision must be an integer of bits, from 53 to 65535")
     return bits
+
+
+def _keys(data: Mapping[str, Any], *own: str) -> None:
+    """Refuse what a proof does not read: it would pass as part of what is proved."""
+    unknown = sorted(set(data) - {*_COMMON, *own})
+    _require(not unknown, f"it holds {', '.join(map(repr, unknown[:3]))}, of which nothing is known")
+
+
+def _mobility(data: Mapping[str, Any]) -> Matrix:
+    rows = _list(data, "D")
+    _require(0 < len(rows) <= _DIMENSIONS, f"D must have 1 to {_DIMENSIONS} rows")
+    D = _square(rows, "D", len(rows))
+    _require(is_symmetric(D) and is_positive_definite(D), "D is not symmetric positive definite")
+    return D
+
+
+def _energy(data: Mapping[str, Any], d: int) -> EnergyTerms:
+    record = data.get("energy")
+    if not isinstance(record, dict) or set(record) != {"interactions", "quadratic"}:
+        raise _Bad("energy must hold interactions and quadratic, and nothing else")
+    interactions = []
+    for term in _list(record, "interactions"):
+        if not isinstance(term, dict) or set(term) != {"factor", "A"}:
+            raise _Bad("an interaction must hold factor and A, and nothing else")
+        interactions.append((_rational(term, "factor"), _square(term["A"], "A of the energy", d)))
+    _require(len(interactions) <= _TERMS, f"there are more than {_TERMS} interactions")
+    quadratic = record["quadratic"]
+    if quadratic is None:
+        _require(bool(interactions), "the energy has no term")
+        return EnergyTerms(interactions, None, [])
+    if not isinstance(quadratic, dict) or set(quadratic) != {"H", "c"}:
+        raise _Bad("quadratic must be null or hold H and c, and nothing else")
+    H = _square(quadratic["H"], "H", d)
+    _require(is_symmetric(H), "H is not symmetric")
+    return EnergyTerms(interactions, H, _vector(quadratic["c"], d))
+
+
+def _square(value: Any, name: str, d: int) -> Matrix:
+    if not isinstance(value, list) or len(value) != d:
+        raise _Bad(f"{name} must be a list of {d} lists")
+    return [_vector(row, d) for row in value]
 
 
 def _list(data: Mapping[str, Any], name: str) -> list[Any]:
@@ -150,10 +214,24 @@ def _list(data: Mapping[str, Any], name: str) -> list[Any]:
 def _number(value: Any) -> Fraction:
     if not isinstance(value, str):
         raise _Bad("rationals must be strings")
+    if len(value) > _LENGTH:
+        raise _Bad(f"a rational has more than {_LENGTH} characters")
+    # No exponents: "1e999999999" is short and fills the memory.
+    if not _RATIONAL.fullmatch(value):
+        raise _Bad(f"not a rational: {value[:40]!r}")
     try:
         return Fraction(value)
-    except (ValueError, ZeroDivisionError):
+    except ZeroDivisionError:
         raise _Bad(f"not a rational: {value[:40]!r}") from None
+
+
+def interval(value: Any) -> Interval | None:
+    """A stored enclosure, None if it is not two rationals in order."""
+    try:
+        low, high = _vector(value, 2)
+    except _Bad:
+        return None
+    return Interval(low, high) if low <= high else None
 
 
 def _rational(data: Mapping[str, Any], name: str) -> Fraction:
@@ -166,20 +244,10 @@ def _vector(value: Any, size: int) -> Vector:
     return [_number(v) for v in value]
 
 
-def _matrix(data: Mapping[str, Any], name: str) -> Matrix:
-    rows = _list(data, name)
-    _require(bool(rows) and all(isinstance(r, list) for r in rows), f"{name} must be a list of lists")
-    return [_vector(r, len(rows[0])) for r in rows]
-
-
-def _is_square(M: Matrix) -> bool:
-    return len(M) == len(M[0])
-
-
 def _cloud(data: Mapping[str, Any], name: str, d: int) -> Matrix:
-    points = _matrix(data, name)
-    _require(len(points[0]) == d, f"{name} has another dimension than A")
-    return points
+    rows = _list(data, name)
+    _require(0 < len(rows) <= _POINTS, f"{name} must have 1 to {_POINTS} points")
+    return [_vector(row, d) for row in rows]
 
 
 def _weights(data: Mapping[str, Any], name: str, n: int) -> Vector:

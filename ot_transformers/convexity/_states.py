@@ -8,9 +8,10 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from ..arrays import Kind
+from ..arrays import Kind, cast_like
 from ..energies import Energy
-from ..measures import Gaussian, Measure, Particles
+from ..errors import InvalidInput
+from ..measures import AffineVelocity, Gaussian, Measure, Particles
 from ..spd import symmetrise
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "Jet",
     "Path",
     "State",
+    "affine_parts",
     "energy_jet",
     "energy_of",
     "energy_second_reverse",
@@ -74,6 +76,19 @@ def energy_of(energy: Energy, state: State) -> Tensor:
     if isinstance(state, GaussianState):
         return energy.raw_gaussian(state.mean, state.cov)
     return energy.raw_particles(state.x, state.weights)
+
+
+def affine_parts(tangent: Any, mean: Tensor, name: str = "v") -> tuple[Tensor, Tensor]:
+    """b (d,) and M (d, d) of an affine field at a Gaussian of that mean, checked and without history."""
+    if not isinstance(tangent, AffineVelocity):
+        raise InvalidInput(f"{name} must be an AffineVelocity at a Gaussian, got {type(tangent).__name__}")
+    d = len(mean)
+    if tangent.b_t.shape != (d,) or tangent.M_t.shape != (d, d):
+        raise InvalidInput(
+            f"{name} must be a field on R^{d}, got b {tuple(tangent.b_t.shape)} and M {tuple(tangent.M_t.shape)}"
+        )
+    b, M = (cast_like(t.detach(), mean, name) for t in (tangent.b_t, tangent.M_t))
+    return b, M
 
 
 def energy_jet(energy: Energy, path: Path, s: Tensor) -> Jet:

@@ -1,4 +1,4 @@
-"""Certificates: proofs by computer that the interaction energy is not geodesically convex.
+"""Certificates: proofs by computer that an energy is not geodesically convex.
 
 A certificate is JSON with exact rationals as strings. `check_certificate` proves its claim again from the
 rationals alone and believes no stored number.
@@ -16,10 +16,12 @@ from typing import Any
 
 from ..errors import InvalidInput
 from ._balls import require_flint
-from ._proofs import FORMAT, Proof, decimal, prove
+from ._proofs import FORMAT, Proof, decimal, interval, prove
 from ._records import write_atomically
 
-__all__ = ["Certificate", "CertificateCheck", "check_certificate", "sealed"]
+__all__ = ["Certificate", "CertificateCheck", "cannot", "check_certificate", "sealed"]
+
+_BYTES = 1 << 26
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,14 +54,18 @@ class Certificate:
 
     @property
     def enclosure(self) -> tuple[float, float]:
-        """Ends of the enclosure of the second derivative, for reading (the exact ones are in `data`)."""
-        low, high = self.data["enclosure"]["second_derivative"]
-        return float(Fraction(low)), float(Fraction(high))
+        """Ends of the enclosure of the second derivative, for reading (the exact ones are in `data`); NaN if none."""
+        return self._ends("second_derivative")
 
     @property
     def modulus(self) -> tuple[float, float]:
         """Ends of the enclosure of second derivative / |speed|^2."""
-        low, high = self.data["enclosure"]["modulus"]
+        return self._ends("modulus")
+
+    def _ends(self, name: str) -> tuple[float, float]:
+        if "enclosure" not in self.data:
+            return float("nan"), float("nan")
+        low, high = self.data["enclosure"][name]
         return float(Fraction(low)), float(Fraction(high))
 
     def to_json(self) -> str:
@@ -132,12 +138,17 @@ def _disagreement(data: Mapping[str, Any], proof: Proof) -> str:
         return "the file itself claims no proof"
     if data.get("claim") != proof.claim:
         return "the claim of the file is not what its rationals give"
-    for name, interval in proof.enclosure._asdict().items():
-        low, high = (Fraction(v) for v in data["enclosure"][name])
-        if not (low <= interval.low and interval.high <= high):
+    if data.get("reason") != "" or not isinstance(data.get("version"), str):
+        return "the reason of the file must be empty and its version a string"
+    found, stored = proof.enclosure._asdict(), data.get("enclosure")
+    if not isinstance(stored, dict) or set(stored) != set(found):
+        return f"the file must hold enclosures of {', '.join(found)}, and nothing else"
+    for name, recomputed in found.items():
+        ends = interval(stored[name])
+        if ends is None or not ends.contains(recomputed):
             return f"the stored enclosure of the {name.replace('_', ' ')} does not hold the recomputed one"
-    if Fraction(data["enclosure"]["second_derivative"][1]) >= 0:
-        return "the stored enclosure of the second derivative reaches 0"
+        if name == "second_derivative" and ends.high >= 0:
+            return "the stored enclosure of the second derivative reaches 0"
     if data.get("digest") != _digest(data):
         return "the digest of the file does not match: it was changed after it was written"
     return ""
@@ -145,14 +156,37 @@ def _disagreement(data: Mapping[str, Any], proof: Proof) -> str:
 
 def _read(path: str | Path) -> Mapping[str, Any]:
     try:
-        data = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
+        raw = Path(path).expanduser().read_bytes()
     except OSError as err:
         raise InvalidInput(f"certificate cannot be read: {path} ({err.strerror})") from err
-    except ValueError as err:
-        raise InvalidInput(f"certificate is not JSON: {path}") from err
+    if len(raw) > _BYTES:
+        raise InvalidInput(f"certificate has {len(raw)} bytes, at most {_BYTES} are read: {path}")
+    try:
+        data = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as err:
+        raise InvalidInput(f"certificate is not JSON, or names a thing twice: {path}") from err
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise InvalidInput(f"certificate must have format {FORMAT!r}: {path}")
     return data
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object; with a name twice, readers differ on what it says."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name twice")
+    return found
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def cannot(reason: str) -> Certificate:
+    """The result where no proof is possible, and why."""
+    return Certificate(
+        {"format": FORMAT, "kind": "none", "claim": "", "proved": False, "reason": reason}, False, reason
+    )
 
 
 def sealed(data: dict[str, Any], precision: int, reason: str = "") -> Certificate:

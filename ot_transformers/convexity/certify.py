@@ -9,14 +9,24 @@ import numpy as np
 import torch
 
 from ..arrays import as_scalar, check_choice, check_count
-from ..energies import Energy, InteractionEnergy
+from ..energies import (
+    Energy,
+    Entropy,
+    InteractionEnergy,
+    KLDivergence,
+    PotentialEnergy,
+    QuadraticPotential,
+    ScaledEnergy,
+    SelfTransportEnergy,
+    SinkhornDivergence,
+    SumEnergy,
+)
 from ..errors import InvalidInput
-from ..measures import Measure, Particles, as_particles, check_same_dim
+from ..measures import Gaussian, Measure, Particles, as_particles, check_same_dim
 from ..metrics import TwistedWasserstein, Wasserstein
 from ..numerics.transport import transport_plan
 from ._rational import Vector, dual_potentials, exact_masses, inverse, rounded, transport_costs
-from ._records import unscaled
-from .certificate import Certificate, sealed
+from .certificate import Certificate, cannot, sealed
 from .witness import Witness
 
 __all__ = ["certify_displacement", "certify_hessian", "certify_witness"]
@@ -25,7 +35,7 @@ _HALVINGS = 20
 
 
 def certify_witness(witness: Witness, *, bits: int = 20, precision: int = 128) -> Certificate:
-    """Prove that the interaction energy is not convex at a witness: points become multiples of 2^-bits.
+    """Prove that an energy is not convex at a witness: points become multiples of 2^-bits.
 
     In the twisted metric: the Riemannian Hessian at the rounded cloud and direction. In W2: the displacement
     curve from x - r v to x + r v, with r halved until the matching is proved optimal.
@@ -33,7 +43,8 @@ def certify_witness(witness: Witness, *, bits: int = 20, precision: int = 128) -
     Parameters
     ----------
     witness : Witness
-        On a cloud, for InteractionEnergy or a multiple of it.
+        On a cloud, for sums and multiples of InteractionEnergy and QuadraticPotential. For another energy, a
+        Gaussian or another metric the result is not proved, and its `reason` says why.
     bits : int
         Of the rounding; the theorem is about the rounded points.
     precision : int
@@ -42,10 +53,19 @@ def certify_witness(witness: Witness, *, bits: int = 20, precision: int = 128) -
     Raises
     ------
     InvalidInput
-        Another energy, a Gaussian, a metric without certificates.
+        bits or precision out of range.
     OTTransformersError
         The extra `certify` is not installed.
     """
+    try:
+        return _certified(witness, bits, precision)
+    except _Cannot as err:
+        return cannot(str(err))
+
+
+def _certified(witness: Witness, bits: int, precision: int) -> Certificate:
+    if isinstance(witness.measure, Gaussian):
+        raise _Cannot("witness is a Gaussian: certificates are about clouds, whose points can be rational")
     cloud = as_particles(witness.measure, "witness.measure")
     direction = torch.as_tensor(witness.direction)
     if isinstance(witness.metric, TwistedWasserstein):
@@ -53,7 +73,7 @@ def certify_witness(witness: Witness, *, bits: int = 20, precision: int = 128) -
             witness.energy, witness.metric, cloud, direction, bits=bits, precision=precision
         )
     if not isinstance(witness.metric, Wasserstein):
-        raise InvalidInput(
+        raise _Cannot(
             f"witness has metric {type(witness.metric).__name__}, certificates need W2 or a twisted one"
         )
     x, v = cloud.x_t.double(), direction.double()
@@ -90,14 +110,14 @@ def certify_displacement(
     bits: int = 20,
     precision: int = 128,
 ) -> Certificate:
-    """Prove that an interaction energy has F''(t) < 0 along the W2 geodesic from mu to nu.
+    """Prove that an energy has F''(t) < 0 along the W2 geodesic from mu to nu.
 
     Points and weights are rounded to rationals; the optimal plan, found in floating point, is proved optimal
     by dual potentials in exact arithmetic; the second derivative is enclosed by balls.
 
     Parameters
     ----------
-    energy : InteractionEnergy, or a multiple of it
+    energy : InteractionEnergy, QuadraticPotential, sums and multiples of them
     mu, nu : clouds
     t : float
         Time in [0, 1], rounded too.
@@ -113,7 +133,7 @@ def certify_displacement(
     """
     a, b = _cloud(mu, "mu"), _cloud(nu, "nu")
     check_same_dim(a, b)
-    A, factor = _interaction(energy, a.dim)
+    terms = _terms(energy, a.dim)
     _check_options(bits, precision)
     if not 0 <= as_scalar(t, "t") <= 1:
         raise InvalidInput(f"t must lie in [0, 1], got {t}")
@@ -134,8 +154,7 @@ def certify_displacement(
     potentials = None if plan is None else dual_potentials(costs, plan)
     data = {
         "kind": "w2-displacement",
-        "A": _text(A),
-        "factor": str(factor),
+        "energy": terms,
         "D": _text(mobility),
         "t": str(rounded(t, bits)),
         "x": _text(x),
@@ -159,11 +178,11 @@ def certify_hessian(
     bits: int = 20,
     precision: int = 128,
 ) -> Certificate:
-    """Prove that Hess F(v, v) < 0 in the twisted metric, for F a multiple of the interaction energy.
+    """Prove that Hess F(v, v) < 0 in the twisted metric.
 
     Parameters
     ----------
-    energy : InteractionEnergy, or a multiple of it
+    energy : InteractionEnergy (of any A), QuadraticPotential, sums and multiples of them
     metric : TwistedWasserstein
     measure : one cloud; one particle is a Dirac mass
     direction : array (n, d)
@@ -178,7 +197,7 @@ def certify_hessian(
     cloud = _cloud(measure, "measure")
     if not isinstance(metric, TwistedWasserstein):
         raise InvalidInput(f"metric must be a TwistedWasserstein, got {type(metric).__name__}")
-    A, factor = _interaction(energy, cloud.dim)
+    terms = _terms(energy, cloud.dim)
     _check_options(bits, precision)
     v = torch.as_tensor(direction).detach().double()
     if v.shape != cloud.x_t.shape:
@@ -190,9 +209,8 @@ def certify_hessian(
     )
     data = {
         "kind": "twisted-hessian",
-        "A": _text(A),
-        "factor": str(factor),
-        "metric_A": _text(_exact(_numpy(metric.A))),
+        "energy": terms,
+        "A": _text(_exact(_numpy(metric.A))),
         "D": _text(_exact(_numpy(metric.D))),
         "x": _text(points),
         "x_weights": [str(q) for q in weights],
@@ -206,16 +224,68 @@ def _check_options(bits: int, precision: int) -> None:
     check_count(precision, "precision", 53)
 
 
-def _interaction(energy: Energy, dim: int) -> tuple[list[Vector], Fraction]:
-    base, factor = unscaled(energy)
-    if not isinstance(base, InteractionEnergy):
+class _Cannot(InvalidInput):
+    """An energy or a measure that has no certificate."""
+
+
+def _terms(energy: Energy, dim: int) -> dict[str, Any]:
+    """The energy as rationals: sums and multiples of interaction energies and quadratic potentials."""
+    interactions: list[tuple[Fraction, list[Vector]]] = []
+    H = [[Fraction(0)] * dim for _ in range(dim)]
+    c = [Fraction(0)] * dim
+    quadratic = False
+
+    def add(part: Energy, factor: Fraction) -> None:
+        nonlocal quadratic
+        if isinstance(part, ScaledEnergy):
+            add(part.energy, factor * Fraction(float(part.factor)))
+        elif isinstance(part, SumEnergy):
+            add(part.first, factor)
+            add(part.second, factor)
+        elif isinstance(part, InteractionEnergy):
+            A = _square(part.A, "A", dim)
+            known = next((k for k, (_, other) in enumerate(interactions) if other == A), None)
+            if known is None:
+                interactions.append((factor, A))
+            else:
+                interactions[known] = (interactions[known][0] + factor, A)
+        elif isinstance(part, QuadraticPotential):
+            quadratic = True
+            for i, row in enumerate(_square(part.H, "H", dim)):
+                for j, value in enumerate(row):
+                    H[i][j] += factor * value
+            for i, value in enumerate(_numpy(part.c)):
+                c[i] += factor * Fraction(float(value))
+        else:
+            raise _Cannot(f"energy cannot be certified: {_why_not(part)}")
+
+    add(energy, Fraction(1))
+    return {
+        "interactions": [{"factor": str(f), "A": _text(A)} for f, A in interactions],
+        "quadratic": {"H": _text(H), "c": [str(v) for v in c]} if quadratic else None,
+    }
+
+
+def _why_not(energy: Energy) -> str:
+    if isinstance(energy, SelfTransportEnergy | SinkhornDivergence):
+        return f"{type(energy).__name__} is found by an iteration, it is no closed form of rational points"
+    if isinstance(energy, KLDivergence | Entropy):
+        return f"{type(energy).__name__} is infinite on clouds, and certificates are about clouds"
+    if isinstance(energy, PotentialEnergy):
+        return "PotentialEnergy holds a function that balls cannot evaluate; use QuadraticPotential where it is one"
+    return (
+        f"{type(energy).__name__} has no ball arithmetic; InteractionEnergy, QuadraticPotential, their sums and "
+        "multiples have"
+    )
+
+
+def _square(value: Any, name: str, dim: int) -> list[Vector]:
+    matrix = _numpy(value)
+    if matrix.ndim != 2 or matrix.shape[-1] != dim:
         raise InvalidInput(
-            f"energy must be an InteractionEnergy or a multiple of it, got {type(base).__name__}"
+            f"energy must act on dimension {dim} with one matrix {name}, got shape {matrix.shape}"
         )
-    A = _numpy(base.A)
-    if A.ndim != 2 or A.shape[-1] != dim:
-        raise InvalidInput(f"energy must act on dimension {dim} with one matrix A, got shape {A.shape}")
-    return _exact(A), Fraction(factor)
+    return _exact(matrix)
 
 
 def _cloud(measure: Measure, name: str) -> Particles:

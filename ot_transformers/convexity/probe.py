@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -65,6 +65,14 @@ class ConvexityProbe:
     difference_errors: Array
     family: str
     threshold: float
+
+    def __getitem__(self, index: Any) -> ConvexityProbe:
+        """The probe of one member, or of a part, of a batch of curves."""
+        shared = {"t", "family", "threshold"}
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        parts = {name: v if name in shared else v[index] for name, v in values.items()}
+        verdict = parts["verdict"]
+        return replace(self, **parts | {"verdict": verdict if getattr(verdict, "ndim", 0) else str(verdict)})
 
     @property
     def consistent(self) -> bool:
@@ -133,10 +141,10 @@ def probe_convexity(
         raise InvalidInput(f"energy must be an Energy, got {type(energy).__name__}")
     lam = as_scalar(threshold, "threshold")
     t = _times(curve, n_points, ts)
-    jet, errors = _jets(energy, curve, t, check_count(seed, "seed", 0))
+    jet, errors, noise = _jets(energy, curve, t, check_count(seed, "seed", 0))
     _reject_infinite(jet, t)
     square = curve.raw_speed_squared(t).detach()
-    differences, difference_errors = _differences(energy, curve, t, jet.value)
+    differences, difference_errors = _differences(energy, curve, t, jet.value, noise)
     jet, errors = _reconciled(energy, curve, t, jet, errors, (differences, difference_errors))
     margin = jet.second - lam * square
     ratio = torch.where(square > 0, jet.second / square, torch.nan)
@@ -189,11 +197,11 @@ def _reject_infinite(jet: Jet, t: Tensor) -> None:
         raise InvalidInput(f"energy is not finite along the curve, first at t = {where:.4g}")
 
 
-def _jets(energy: Energy, curve: Curve, t: Tensor, seed: int) -> tuple[Jet, Tensor]:
-    """Jets at all times and the errors of the second derivatives, in chunks of times."""
+def _jets(energy: Energy, curve: Curve, t: Tensor, seed: int) -> tuple[Jet, Tensor, Tensor]:
+    """Jets at all times, the errors of the second derivatives and the noise of values, in chunks of times."""
     parts = [_jet_with_error(energy, curve, c, seed) for c in _chunks(curve, t, 1 + _SAMPLES)]
-    jets, errors = zip(*parts, strict=True)
-    return Jet(*(torch.cat(p) for p in zip(*jets, strict=True))), torch.cat(errors)
+    jets, errors, noise = zip(*parts, strict=True)
+    return Jet(*(torch.cat(p) for p in zip(*jets, strict=True))), torch.cat(errors), torch.cat(noise)
 
 
 def _reconciled(
@@ -220,7 +228,7 @@ def _chunks(curve: Curve, t: Tensor, copies: int = 1) -> Iterator[Tensor]:
     yield from t.split(max(1, _CHUNK // max(pairs * copies, 1)))
 
 
-def _jet_with_error(energy: Energy, curve: Curve, t: Tensor, seed: int) -> tuple[Jet, Tensor]:
+def _jet_with_error(energy: Energy, curve: Curve, t: Tensor, seed: int) -> tuple[Jet, Tensor, Tensor]:
     path, s = curve.raw_path(t), torch.zeros_like(t)
     ulp = torch.finfo(t.dtype).eps
     generator = torch.Generator().manual_seed(seed)
@@ -229,16 +237,17 @@ def _jet_with_error(energy: Energy, curve: Curve, t: Tensor, seed: int) -> tuple
     copies = perturbed(curve.raw_path(t.repeat(blocks)), blocks, ulp, generator)
     every = [v.unflatten(0, (blocks, len(t))) for v in energy_jet(energy, copies, s.repeat(blocks))]
     jet = Jet(*(v[0] for v in every))
-    change = (every[2][1:] - jet.second).abs().amax(0)
+    noise, change = ((every[k][1:] - jet[k]).abs().amax(0) for k in (0, 2))
     size = jet.value.abs() + jet.first.abs() + jet.second.abs()
     errors = _SAFETY * change + 32.0 * ulp * size + torch.finfo(t.dtype).tiny
     tight = _tightened(energy)
     if tight is not None:
-        errors = errors + 2.0 * (energy_jet(tight, path, s).second - jet.second).abs()
+        # Reverse mode, the cheaper road of the two (`_reconciled` compares them).
+        errors = errors + 2.0 * (energy_second_reverse(tight, path, s) - jet.second).abs()
     if t.dtype == torch.float32:
         exact = energy_jet(energy, _in_double(path), s.double())
         errors = errors + 2.0 * (exact.second - jet.second.double()).abs().float()
-    return jet, errors
+    return jet, errors, noise
 
 
 def _in_double(path: Path) -> Path:
@@ -281,8 +290,13 @@ def _tightened(energy: Energy) -> Energy | None:
     return changed if found else None
 
 
-def _differences(energy: Energy, curve: Curve, t: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """Second differences at steps h and h / 2: the finer one, its rounding error and their difference."""
+def _differences(
+    energy: Energy, curve: Curve, t: Tensor, value: Tensor, noise: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Second differences at steps h and h / 2: the finer one, its rounding error and their difference.
+
+    `noise` is the change of values where the states move by an ulp: more than an ulp of a value whose parts cancel.
+    """
     ulp = torch.finfo(t.dtype).eps
     h = ulp**0.25
     rows, lows = [], []
@@ -299,5 +313,5 @@ def _differences(energy: Energy, curve: Curve, t: Tensor, value: Tensor) -> tupl
         d2 = ((three[0] - three[1]) - (three[1] - three[2])) / h2
         mask = inside.reshape(h2.shape)
         rows.append(torch.where(mask, d2, torch.nan))
-        lows.append(16.0 * ulp * torch.stack([e.abs() for e in three]).sum(0) / h2)
+        lows.append((16.0 * ulp * torch.stack([e.abs() for e in three]).sum(0) + _SAFETY * noise) / h2)
     return rows[1], lows[1] + lows[0] + (rows[1] - rows[0]).abs()

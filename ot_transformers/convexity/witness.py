@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ..arrays import check_positive, to_kind
+from ..arrays import check_positive
 from ..energies import Energy
 from ..errors import InvalidInput
 from ..measures import AffineVelocity, Gaussian, Measure, Particles
@@ -83,14 +83,14 @@ class Witness:
         Raises
         ------
         InvalidInput
-            reach that is not positive; a Gaussian in the twisted metric, whose geodesics are not curves here.
+            reach that is not positive.
         """
         check_positive(reach, "reach")
+        if isinstance(self.metric, TwistedWasserstein):
+            return self._twisted_geodesic(reach)
         if isinstance(self.measure, Gaussian):
             return self._gaussian_geodesic(reach)
         x, v = self.measure.x_t, torch.as_tensor(self.direction, dtype=self.measure.dtype)
-        if isinstance(self.metric, TwistedWasserstein):
-            return self._twisted_geodesic(v, reach)
         while True:
             ends = [self.measure.moved(x + s * v) for s in (-reach, reach)]
             curve = DisplacementCurve(*ends, D=self.metric.D)
@@ -100,24 +100,20 @@ class Witness:
             reach *= 0.5
 
     def _gaussian_geodesic(self, reach: float) -> Curve:
-        if isinstance(self.metric, TwistedWasserstein):
-            raise InvalidInput("measure must be a cloud for a curve in the twisted metric, got a Gaussian")
         assert isinstance(self.measure, Gaussian)
         M = torch.as_tensor(self.direction.M).double()
         low = float(torch.linalg.eigvals(M).real.abs().max())
         reach = min(reach, 0.9 / low) if low > 0 else reach
         metric = BuresWasserstein(D=self.metric.D)
-        v = self.direction
-        ends = [
-            metric.exp(self.measure, AffineVelocity(s * v.b_t, s * v.M_t, v.kind)) for s in (-reach, reach)
-        ]
+        ends = [metric.exp(self.measure, _scaled(self.direction, s)) for s in (-reach, reach)]
         return BuresGeodesic(ends[0], ends[1], D=self.metric.D)
 
-    def _twisted_geodesic(self, v: torch.Tensor, reach: float) -> Curve:
+    def _twisted_geodesic(self, reach: float) -> Curve:
         while True:
             try:
-                velocity = to_kind(reach * v, self.measure.kind)
-                return TwistedGeodesic.from_velocity(self.metric, self.measure, velocity)
+                return TwistedGeodesic.from_velocity(
+                    self.metric, self.measure, _scaled(self.direction, reach)
+                )
             except InvalidInput:
                 reach *= 0.5
                 if reach < 1e-6:
@@ -191,6 +187,12 @@ def load_witness(path: str | Path) -> Witness:
         return Witness(energy, metric, measure, direction, modulus, error, seed, data["trace"])
     except KeyError as err:
         raise InvalidInput(f"path holds a witness without {err.args[0]}: {path}") from err
+
+
+def _scaled(tangent: Any, factor: float) -> Any:
+    if isinstance(tangent, AffineVelocity):
+        return AffineVelocity(factor * tangent.b_t, factor * tangent.M_t, tangent.kind)
+    return factor * tangent
 
 
 def _part(data: dict[str, Any], prefix: str) -> dict[str, Any]:

@@ -49,6 +49,10 @@ class Energy(ABC):
         """e^{-log_scale_i} times the gradient at token i: energies of huge gradients override it to stay finite."""
         return torch.exp(-log_scale).unsqueeze(-1) * self.raw_particles_gradient(x, weights)
 
+    def raw_particles_value_gradient(self, x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """F and its gradient field at once: energies in which they share work override it."""
+        return self.raw_particles(x, weights), self.raw_particles_gradient(x, weights)
+
     def raw_gaussian_gradient(self, mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
         """(g, H) = (dF/dm (..., d), dF/dS (..., d, d)): the Wasserstein gradient is g + 2 H (x - m)."""
         graph = torch.is_grad_enabled() and (mean.requires_grad or cov.requires_grad)
@@ -138,6 +142,11 @@ class ScaledEnergy(Energy):
         """c times the scaled gradient on particles."""
         return self.factor * self.energy.raw_particles_gradient_scaled(x, weights, log_scale)
 
+    def raw_particles_value_gradient(self, x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """c times the value and the gradient on particles."""
+        value, gradient = self.energy.raw_particles_value_gradient(x, weights)
+        return self.factor * value, self.factor * gradient
+
     def raw_gaussian_gradient(self, mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
         """c times the gradient on a Gaussian."""
         g, H = self.energy.raw_gaussian_gradient(mean, cov)
@@ -171,6 +180,12 @@ class SumEnergy(Energy):
         """Sum of the scaled gradients on particles."""
         first = self.first.raw_particles_gradient_scaled(x, weights, log_scale)
         return first + self.second.raw_particles_gradient_scaled(x, weights, log_scale)
+
+    def raw_particles_value_gradient(self, x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """Sums of the values and of the gradients on particles."""
+        f0, g0 = self.first.raw_particles_value_gradient(x, weights)
+        f1, g1 = self.second.raw_particles_value_gradient(x, weights)
+        return f0 + f1, g0 + g1
 
     def raw_gaussian_gradient(self, mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
         """Sum of the gradients on a Gaussian."""

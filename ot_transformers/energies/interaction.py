@@ -92,13 +92,21 @@ class InteractionEnergy(Energy):
 
     def raw_particles_gradient_scaled(self, x: Tensor, weights: Tensor, log_scale: Tensor) -> Tensor:
         """The gradient times e^{-log_scale_i}; with log_scale = log G it is A times the softmax barycentre."""
+        return self._log_g_and_gradient(x, weights, log_scale)[1]
+
+    def raw_particles_value_gradient(self, x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """E_A and its gradient from one pass over the pairs (two for A that is not symmetric)."""
+        log_g, gradient = self._log_g_and_gradient(x, weights, torch.zeros_like(weights))
+        return _exp_without_nan(_log_mean(weights, log_g)), gradient
+
+    def _log_g_and_gradient(self, x: Tensor, weights: Tensor, log_scale: Tensor) -> tuple[Tensor, Tensor]:
         A = cast_like(self._A, x, "A")
         log_g, b = tilted_barycentre(x, weights, A)
         field = _scaled(log_g - log_scale, b @ A.mT)
         if self._symmetric:
-            return field
-        log_g, b = tilted_barycentre(x, weights, A.mT)
-        return 0.5 * (field + _scaled(log_g - log_scale, b @ A))
+            return log_g, field
+        log_other, b = tilted_barycentre(x, weights, A.mT)
+        return log_g, 0.5 * (field + _scaled(log_other - log_scale, b @ A))
 
     def raw_gaussian_gradient(self, mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
         """g = E (A Ey + A^T Ex), H = E/2 (A E[y y^T] A^T + A^T E[x x^T] A), moments of the tilted law."""
@@ -112,12 +120,16 @@ class InteractionEnergy(Energy):
         return _scaled(log_e, g.unsqueeze(-2)).squeeze(-2), _scaled(log_e, H)
 
     def _log_particles(self, x: Tensor, weights: Tensor) -> Tensor:
-        log_g = log_interaction(x, weights, cast_like(self._A, x, "A"))
-        return torch.logsumexp(safe_log(weights) + log_g, -1) + _LOG_HALF
+        return _log_mean(weights, log_interaction(x, weights, cast_like(self._A, x, "A")))
 
     def _log_gaussian(self, mean: Tensor, cov: Tensor) -> Tensor:
         law = tilted_gaussian(mean, cov, cast_like(self._A, mean, "A"))
         return torch.where(law.inside, law.log_z + _LOG_HALF, torch.inf)
+
+
+def _log_mean(weights: Tensor, log_g: Tensor) -> Tensor:
+    """log of 1/2 sum_i w_i G_i."""
+    return torch.logsumexp(safe_log(weights) + log_g, -1) + _LOG_HALF
 
 
 def _exp_without_nan(log_e: Tensor) -> Tensor:

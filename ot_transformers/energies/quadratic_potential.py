@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..arrays import ArrayLike, as_matrix, as_tensor, cast_like, common_kind
+from ..arrays import Array, ArrayLike, as_matrix, as_tensor, cast_like, common_kind, to_kind
 from ..errors import InvalidInput
 from ..spd import symmetrise
 from .base import Energy
@@ -36,6 +36,16 @@ class QuadraticPotential(Energy):
         if self._c.shape[-1] != self.dim:
             raise InvalidInput(f"c has dimension {self._c.shape[-1]}, H acts on dimension {self.dim}")
         self.kind = common_kind(H, c)
+
+    @property
+    def H(self) -> Array:
+        """The symmetric matrix, (d, d)."""
+        return to_kind(self._H, self.kind)
+
+    @property
+    def c(self) -> Array:
+        """The linear part, (d,)."""
+        return to_kind(self._c, self.kind)
 
     def raw_particles(self, x: Tensor, weights: Tensor) -> Tensor:
         """sum_i w_i (x_i^T H x_i / 2 + c^T x_i)."""

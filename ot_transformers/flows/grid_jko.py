@@ -26,6 +26,9 @@ from ..numerics.tilted import log_interaction
 
 __all__ = ["GridFlow", "grid_jko"]
 
+_PATIENCE = 40
+"""Mixed iterations without progress after which the plain ones take over until there is some."""
+
 
 @dataclass(frozen=True, eq=False)
 class GridFlow:
@@ -162,7 +165,8 @@ def grid_jko(
             progress(k + 1, n_steps)
 
     def out(values: Any) -> Array:
-        return to_kind(torch.as_tensor(values), measure.kind)
+        dtype = mass.dtype if isinstance(values[0], float) else None  # lists would become float32
+        return to_kind(torch.as_tensor(values, dtype=dtype), measure.kind)
 
     return GridFlow(
         times=out([k * tau for k in range(n_steps + 1)]),
@@ -193,8 +197,10 @@ def _step(
     batch, shape = q.shape[: q.ndim - len(kernels)], q.shape[q.ndim - len(kernels) :]
     q, log_b = q.reshape(-1, *shape), log_b.reshape(-1, *shape)
     log_q = torch.log(q)  # -inf where there is no mass: those rows of the coupling are empty
-    mixing = Anderson(q.flatten(1))
-    last = q.new_full((len(q),), torch.inf)
+    # The least squares see every node: by the present masses alone, nodes that fill up later would not count.
+    mixing = Anderson((0.9 * q + 0.1 / q[0].numel()).flatten(1))
+    last = best = q.new_full((len(q),), torch.inf)
+    stalled = torch.zeros(len(q), dtype=torch.long, device=q.device)
     for count in range(1, max_iter + 1):
         log_s = _apply(kernels, log_q - _apply(kernels, log_b))  # first marginal exact
         log_p = (log_s - potential.reshape(-1, *shape)) / (1 + ratio)
@@ -203,7 +209,11 @@ def _step(
         errors = (torch.exp(log_p) * torch.expm1(-change)).abs().flatten(1).sum(-1)
         if bool((errors <= tol).all()) or count == max_iter:
             break
-        proposal = mixing.propose(log_b.flatten(1), change.flatten(1), ~(errors < last))
+        stalled = torch.where(errors < 0.9 * best, 0, stalled + 1)
+        best = torch.minimum(best, errors)
+        # Mixing can lose its way far from the solution (tau sigma >> eps): the plain map contracts always.
+        plain = ~(errors < last) | (stalled > _PATIENCE)
+        proposal = mixing.propose(log_b.flatten(1), change.flatten(1), plain)
         log_b, last = proposal.reshape(log_b.shape), errors
     p = torch.exp(log_s + log_b)
     p = p / p.flatten(1).sum(-1).reshape(-1, *([1] * len(shape)))

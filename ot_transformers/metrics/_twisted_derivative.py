@@ -13,7 +13,7 @@ from ..errors import InvalidInput
 from ..measures import Gaussian, Particles
 from ..numerics.paths import Path, gauss
 from ..numerics.tilted import log_interaction, safe_log
-from ..numerics.twisted import gaussian_log_speed
+from ..numerics.twisted_gaussians import gaussian_log_speed
 from ._twisted_gaussians import join, split
 from ._twisted_matching import Labels
 

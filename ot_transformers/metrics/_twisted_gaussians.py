@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import math
 
-import numpy as np
 import torch
-from scipy.integrate import solve_ivp
 from torch import Tensor
 
 from ..errors import InvalidInput
@@ -15,10 +12,11 @@ from ..measures import AffineVelocity
 from ..numerics.bures import align
 from ..numerics.paths import Path, shortest_path
 from ..numerics.tilted import tilted_gaussian
-from ..numerics.twisted import gaussian_log_speed
+from ..numerics.twisted_flow import follow_geodesic, gaussian_factor_acceleration
+from ..numerics.twisted_gaussians import gaussian_log_speed, horizontal, skew_basis
 from ..spd import symmetrise
 
-__all__ = ["check_domain", "gaussian_exp", "gaussian_path", "horizontal", "metric_form", "split"]
+__all__ = ["check_domain", "gaussian_exp", "gaussian_path", "join", "side_by_side", "split"]
 
 
 def split(z: Tensor, d: int) -> tuple[Tensor, Tensor]:
@@ -31,6 +29,11 @@ def join(m: Tensor, L: Tensor) -> Tensor:
     return torch.cat([m, L.flatten(-2)], -1)
 
 
+def side_by_side(m: Tensor, L: Tensor) -> Tensor:
+    """[m L], (..., d, 1 + r)."""
+    return torch.cat([m.unsqueeze(-1), L], -1)
+
+
 def check_domain(m: Tensor, L: Tensor, A: Tensor, name: str) -> None:
     """Reject Gaussians at which G is not integrable."""
     _, inside = gaussian_log_speed(
@@ -40,48 +43,6 @@ def check_domain(m: Tensor, L: Tensor, A: Tensor, name: str) -> None:
         raise InvalidInput(
             f"{name} lies outside the domain I - S^(1/2) A^T S A S^(1/2) > 0 of the twisted metric: E G is infinite"
         )
-
-
-def metric_form(m: Tensor, L: Tensor, A: Tensor, Dinv: Tensor) -> Tensor:
-    """The matrix of the metric on velocities (dm, dL) as flat vectors, (d + d r, d + d r)."""
-    d = m.shape[-1]
-    k = d + L.numel()
-    basis = torch.eye(k, dtype=m.dtype, device=m.device)
-
-    def square(z: Tensor) -> Tensor:
-        dm, dL = split(z, d)
-        log_g, _ = gaussian_log_speed(
-            m.expand(*z.shape[:-1], d), L.expand(*z.shape[:-1], *L.shape), dm, dL, A, Dinv
-        )
-        return torch.exp(log_g)
-
-    diagonal = square(basis)
-    pairs = square(basis.unsqueeze(0) + basis.unsqueeze(1))
-    form = 0.5 * (pairs - diagonal.unsqueeze(0) - diagonal.unsqueeze(1))
-    return torch.where(basis.bool(), torch.diag(diagonal), form)
-
-
-def skew_basis(d: int, like: Tensor) -> Tensor:
-    """A basis of skew r x r matrices, (d (d - 1) / 2, d, d)."""
-    i, j = torch.triu_indices(d, d, 1)
-    K = torch.zeros(len(i), d, d, dtype=like.dtype, device=like.device)
-    n = torch.arange(len(i))
-    K[n, i, j], K[n, j, i] = 1.0, -1.0
-    return K
-
-
-def horizontal(
-    m: Tensor, L: Tensor, dm: Tensor, dL: Tensor, A: Tensor, Dinv: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The velocity of least speed with the same dm and dS: dL + L K, K skew, by a linear solve."""
-    K = skew_basis(L.shape[-1], L)
-    if K.shape[0] == 0:
-        return dm, dL
-    form = metric_form(m, L, A, Dinv)
-    vertical = join(torch.zeros(K.shape[0], m.shape[-1]).to(m), L @ K)
-    gram = vertical @ form @ vertical.mT
-    coefficients = torch.linalg.solve(gram, vertical @ form @ join(dm, dL))
-    return dm, dL - torch.einsum("k,kij->ij", coefficients, L @ K)
 
 
 def gaussian_path(
@@ -129,41 +90,22 @@ def gaussian_exp(
 ) -> tuple[Tensor, Tensor, float]:
     """Geodesic of the restricted metric for unit time: mean, factor and relative drift of its energy.
 
-    The Lagrangian g / 2 in the flat coordinates q = (m, L): form(q) a = dL/dq - d/dt form(q) . q', all by
-    automatic differentiation; the initial velocity is made horizontal.
+    The geodesic equation in (m, L) with the initial velocity made horizontal: it stays so.
     """
-    d = m.shape[-1]
-    dm, dL = horizontal(m, L, dm, dL, A, Dinv)
-
-    def energy(q: Tensor, v: Tensor) -> Tensor:
-        log_g, inside = gaussian_log_speed(*split(q, d), *split(v, d), A, Dinv)
-        return 0.5 * torch.exp(torch.where(inside, log_g, torch.nan))
-
-    momentum: Callable[..., Tensor] = torch.func.grad(energy, argnums=1)
-
-    def acceleration(q: Tensor, v: Tensor) -> Tensor:
-        form = metric_form(*split(q, d), A, Dinv)
-        force = torch.func.grad(energy, argnums=0)(q, v)
-        change = torch.func.jvp(lambda z: momentum(z, v), (q,), (v,))[1]
-        return torch.linalg.solve(form, force - change)
-
-    def rhs(_: float, y: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        q, v = torch.from_numpy(y).to(m).reshape(2, -1)
-        return torch.cat([v, acceleration(q, v)]).double().cpu().numpy()
-
-    q0, v0 = join(m, L), join(dm, dL)
-    if not bool((v0 != 0).any()):
+    q = side_by_side(m, L)
+    v = horizontal(q, side_by_side(dm, dL), A, Dinv)
+    if not bool((v != 0).any()):
         return m, L, 0.0
-    y0 = torch.cat([q0, v0]).double().cpu().numpy()
-    run = solve_ivp(rhs, (0.0, 1.0), y0, method="DOP853", rtol=rtol, atol=rtol * 1e-3 * np.abs(y0).max())
-    if run.status != 0 or not np.all(np.isfinite(run.y[:, -1])):
+    run = follow_geodesic(gaussian_factor_acceleration(A, torch.linalg.inv(Dinv)), q, v, rtol=rtol)
+    end, slope = run.at(1.0)
+    before, _ = gaussian_log_speed(m, L, v[:, 0], v[:, 1:], A, Dinv)
+    after, inside = gaussian_log_speed(end[:, 0], end[:, 1:], slope[:, 0], slope[:, 1:], A, Dinv)
+    if run.reached < 1.0 or not bool(inside):
         raise InvalidInput(
-            f"tangent leads out of the space at t = {run.t[-1]:.4g} < 1: the twisted space of Gaussians is not complete"
+            f"tangent leads out of the space at t = {run.reached:.4g} < 1: the twisted space of Gaussians is not "
+            "complete"
         )
-    q1, v1 = torch.from_numpy(run.y[:, -1]).to(m).reshape(2, -1)
-    before, after = float(energy(q0, v0)), float(energy(q1, v1))
-    end, factor = split(q1, d)
-    return end, factor, abs(after / before - 1)
+    return end[:, 0], end[:, 1:], abs(math.expm1(float(after - before)))
 
 
 def inner(m: Tensor, L: Tensor, v: AffineVelocity, w: AffineVelocity, A: Tensor, Dinv: Tensor) -> Tensor:

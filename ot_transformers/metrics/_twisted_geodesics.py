@@ -16,7 +16,8 @@ from ..arrays import Array, Kind, to_kind
 from ..errors import NotConverged
 from ..measures import Gaussian, Measure, Particles
 from ..numerics.paths import Path
-from ..numerics.twisted import gaussian_log_speed, log_speed
+from ..numerics.twisted import log_speed
+from ..numerics.twisted_gaussians import gaussian_log_speed
 from . import _twisted_gaussians as gaussians
 from ._displacement import check_time
 from ._twisted_escape import Side, Way, through_infinity
@@ -98,7 +99,9 @@ def _cloud_side(cloud: tuple[Tensor, Tensor], A: Tensor, Dinv: Tensor, root: Ten
     n, d = x.shape
 
     def bend(start: Tensor, end: Tensor) -> Path:
-        return cloud_path(start.reshape(n, d), end.reshape(n, d), w, A, Dinv, root, 1e-6, (4, 8, 16, 32))
+        ends = start.reshape(n, d), end.reshape(n, d)
+        # An upper bound all the same: few iterations, for this is half of the work where the way is not taken.
+        return cloud_path(*ends, w, A, Dinv, root, 1e-6, (4, 8, 16), max_iter=100)
 
     return Side(
         lambda p, v: log_speed(p.reshape(-1, n, d), v.reshape(-1, n, d), w, A, Dinv),

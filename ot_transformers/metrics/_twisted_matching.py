@@ -19,6 +19,8 @@ from ._twisted_particles import cloud_path
 __all__ = ["Labels", "label", "matched_path"]
 
 _ROUNDS = 4
+_ROUGH = 120
+"""Iterations of a rough path: those that need more have lengths of no use in comparisons."""
 _MANY = 64
 _FIELD_LIMIT = 256
 """Particles up to which plans are improved under the field of a path (a cost is a sum over all of them)."""
@@ -133,7 +135,7 @@ def matched_path(
     def rough(labels: Labels, guess: Tensor | None = None) -> Path:
         degrees = (2, 4) if guess is None else (4,)
         ends = x[labels.rows], y[labels.cols]
-        return cloud_path(*ends, labels.mass, A, Dinv, root, 1e-3, degrees, guess)
+        return cloud_path(*ends, labels.mass, A, Dinv, root, 1e-3, degrees, guess, max_iter=_ROUGH)
 
     starts = label(mu, nu, A, Dinv, matching)
     if matching == "identity" or x.shape[-1] == 1 or len(starts[0].rows) < 2 or len(x) > _FIELD_LIMIT:
@@ -142,6 +144,8 @@ def matched_path(
 
     def descend(labels: Labels) -> tuple[Path, Labels, int]:
         path, exchanges = rough(labels), 0
+        if path.error > 1.0:  # far apart in the metric: such lengths order nothing
+            return path, labels, exchanges
         for _ in range(_ROUNDS):
             cost = _field_cost(path, labels, x, y, A, Dinv).cpu().numpy()
             better = _improved(cost, labels, wx, wy)

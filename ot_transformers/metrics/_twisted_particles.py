@@ -2,56 +2,56 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import warnings
 from typing import Any
 
 import numpy as np
 import torch
-from scipy.integrate import solve_ivp
 from scipy.optimize import NoConvergence, newton_krylov
 from torch import Tensor
 
-from ..errors import InvalidInput
+from ..errors import InvalidInput, NotConverged
 from ..measures import Particles
 from ..numerics.paths import Path, shortest_path
 from ..numerics.tilted import log_interaction, safe_log
-from ..numerics.twisted import geodesic_acceleration, kernel_at, log_speed
+from ..numerics.twisted import log_speed
+from ..numerics.twisted_flow import cloud_acceleration, follow_geodesic
 
 __all__ = ["cloud_exp", "cloud_path", "polygon_action", "refined_velocity"]
 
 _SHOT = 1e-10
 """Miss at which shooting stops."""
 
+_NEAR = 0.1
+"""Miss, relative to the displacement, from which on shooting is not tried."""
+
+_EVALUATIONS = 12_000
+"""Accelerations that shooting may evaluate: a second or two."""
+
 
 def cloud_exp(
     x: Tensor, v: Tensor, weights: Tensor, A: Tensor, D: Tensor, rtol: float
-) -> tuple[Tensor, float]:
-    """Follow the geodesic from x with velocity v for unit time: the end (n, d) and the relative energy drift.
+) -> tuple[Tensor, float, int]:
+    """Follow the geodesic from x with velocity v for unit time.
 
-    In (x, v) the geodesic equation involves only normalised weights, so nothing overflows; the Hamiltonian
-    H = g(v, v) / 2 is conserved and measures the error.
+    Returns the end (n, d), the relative drift of the energy and the number of accelerations evaluated. In (x, v)
+    the geodesic equation involves only normalised weights, so nothing overflows; H = g(v, v) / 2 is conserved
+    and measures the error.
     """
-    shape = x.shape
-    Dinv = torch.linalg.inv(D)
-
-    def rhs(_: float, y: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        z = torch.from_numpy(y).to(x).reshape(2, *shape)
-        a = geodesic_acceleration(z[0], z[1], A, D, kernel_at(z[0], weights, A))
-        return torch.stack([z[1], a]).reshape(-1).double().cpu().numpy()
-
-    y0 = torch.stack([x, v]).reshape(-1).double().cpu().numpy()
-    size = max(float(np.abs(y0).max()), 1e-300)
-    run = solve_ivp(rhs, (0.0, 1.0), y0, method="DOP853", rtol=rtol, atol=rtol * 1e-3 * size, max_step=0.25)
-    if run.status != 0 or not np.all(np.isfinite(run.y[:, -1])):
+    run = follow_geodesic(cloud_acceleration(x.shape, weights, A, D), x, v, rtol=rtol)
+    if run.reached < 1.0:
         raise InvalidInput(
-            f"tangent leads out of the space at t = {run.t[-1]:.4g} < 1: the twisted space is not complete "
+            f"tangent leads out of the space at t = {run.reached:.4g} < 1: the twisted space is not complete "
             "(for A < 0 infinity is at a finite distance)"
         )
-    z = torch.from_numpy(run.y[:, -1]).to(x).reshape(2, *shape)
+    end, slope = run.at(1.0)
+    Dinv = torch.linalg.inv(D)
     before = float(log_speed(x, v, weights, A, Dinv))
-    after = float(log_speed(z[0], z[1], weights, A, Dinv))
+    after = float(log_speed(end, slope, weights, A, Dinv))
     drift = 0.0 if before == -math.inf else abs(math.expm1(after - before))
-    return z[0], drift
+    return end, drift, run.evaluations
 
 
 def cloud_path(
@@ -65,8 +65,9 @@ def cloud_path(
     degrees: tuple[int, ...],
     guess: Tensor | None = None,
     polish: float | None = None,
+    max_iter: int = 400,
 ) -> Path:
-    """Shortest path between labelled clouds (k, d)."""
+    """Shortest path between labelled clouds (k, d); `max_iter` a degree."""
     k, d = x.shape
 
     def speed(points: Tensor, slopes: Tensor) -> Tensor:
@@ -90,24 +91,36 @@ def cloud_path(
         degrees=degrees,
         guess=guess,
         polish=polish,
+        max_iter=max_iter,
     )
 
 
 def refined_velocity(a: Particles, v: Tensor, end: Tensor, A: Tensor, D: Tensor) -> Tensor:
-    """Newton-Krylov on exp(v) = end, from a velocity that is nearly right."""
+    """Newton-Krylov on exp(v) = end, from a velocity that is nearly right; a warning says where it stopped."""
     x, w, goal = a.x_t.detach().double(), a.weights_t.detach().double(), end.double()
+    start = v.double().reshape(-1).numpy()
+    best, least, spent = start, math.inf, 0
 
     def miss(z: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        y, _ = cloud_exp(x, torch.from_numpy(z).reshape(x.shape), w, A, D, 1e-11)
-        return (y - goal).reshape(-1).numpy()
+        nonlocal best, least, spent
+        if spent > _EVALUATIONS:
+            raise NoConvergence
+        y, _, evaluations = cloud_exp(x, torch.from_numpy(z).reshape(x.shape), w, A, D, 1e-11)
+        gap, spent = (y - goal).reshape(-1).numpy(), spent + evaluations
+        if float(np.abs(gap).max()) < least:
+            best, least = np.array(z), float(np.abs(gap).max())
+        return gap
 
-    try:
-        if float(np.abs(miss(v.double().reshape(-1).numpy())).max()) <= _SHOT:
-            return v
-        z = newton_krylov(miss, v.double().reshape(-1).numpy(), f_tol=_SHOT, maxiter=8)
-    except (NoConvergence, InvalidInput):
-        return v  # the velocity of the path, exact to about the square root of its length's error
-    return torch.from_numpy(np.asarray(z)).reshape(x.shape).to(a.dtype)
+    # The velocity of the path is exact to about the square root of its length's error: good enough to end with.
+    with contextlib.suppress(NoConvergence, InvalidInput):
+        miss(start)
+        # Newton's method is for velocities that are nearly right; from far off it only takes long.
+        if _SHOT < least <= _NEAR * float((goal - x).abs().max()):
+            newton_krylov(miss, start, f_tol=_SHOT, maxiter=8)
+    if least > _SHOT * max(1.0, float(goal.abs().max())) * 1e2:
+        text = f"misses its end by {least:.2e}" if least < math.inf else "leads out of the space"
+        warnings.warn(f"twisted logarithm: the exponential of it {text}", NotConverged, stacklevel=4)
+    return torch.from_numpy(best).reshape(x.shape).to(a.dtype)
 
 
 def polygon_action(x: Tensor, w: Tensor, A: Tensor, Dinv: Tensor, n_quadrature: int) -> Tensor:

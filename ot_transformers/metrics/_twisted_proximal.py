@@ -11,7 +11,8 @@ from ..errors import InvalidInput
 from ..measures import Gaussian, Measure, Particles
 from ..numerics.minimise import lbfgs
 from ..numerics.tilted import log_interaction, safe_log
-from ..numerics.twisted import gaussian_log_speed, log_speed
+from ..numerics.twisted import log_speed
+from ..numerics.twisted_gaussians import gaussian_log_speed
 from ._twisted_gaussians import join, split
 from .base import EnergyLike, ProximalResult
 
@@ -112,9 +113,8 @@ class _Clouds:
         return float(self.energy.raw_particles(y.reshape(self.x.shape), self.w))
 
     def value_and_gradient(self, y: Tensor) -> tuple[float, Tensor]:
-        x = y.reshape(self.x.shape)
-        g = self.energy.raw_particles_gradient(x, self.w) * self.w.unsqueeze(-1)
-        return self.value(y), g.reshape(-1)
+        value, g = self.energy.raw_particles_value_gradient(y.reshape(self.x.shape), self.w)
+        return float(value), (g * self.w.unsqueeze(-1)).reshape(-1)
 
     def measure(self, y: Tensor) -> Measure:
         return self.mu.moved(y.reshape(self.x.shape).to(self.mu.dtype))

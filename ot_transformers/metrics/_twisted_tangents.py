@@ -11,6 +11,7 @@ from ..arrays import as_tensor, describe
 from ..errors import InvalidInput
 from ..measures import AffineVelocity, Gaussian, Particles
 from ..numerics.tilted import log_interaction
+from ..numerics.twisted_gaussians import horizontal
 from . import _twisted_gaussians as gaussians
 from ._twisted_geodesics import square_factor
 from ._twisted_particles import cloud_exp, refined_velocity
@@ -46,7 +47,7 @@ def exponential(mu: Gaussian | Particles, tangent: Any, A: Tensor, D: Tensor) ->
     """The end of the geodesic, and the relative drift of its energy."""
     if isinstance(mu, Particles):
         v = tangent.detach().double()
-        x, drift = cloud_exp(mu.x_t.detach().double(), v, mu.weights_t.detach().double(), A, D, _RTOL)
+        x, drift, _ = cloud_exp(mu.x_t.detach().double(), v, mu.weights_t.detach().double(), A, D, _RTOL)
         return mu.moved(x.to(mu.dtype)), drift
     m, L = mu.mean_t.detach().double(), square_factor(mu.factor_t.detach().double())
     gaussians.check_domain(m, L, A, "mu")
@@ -61,7 +62,9 @@ def logarithm(mu: Gaussian | Particles, path: Geodesic, A: Tensor, D: Tensor) ->
     if isinstance(mu, Gaussian):
         m, L = path.details["start"]
         dm, dL = gaussians.split(v.double(), mu.dim)
-        b, M = gaussians.affine_of(m, L, *gaussians.horizontal(m, L, dm, dL, A, torch.linalg.inv(D)))
+        q, lift = gaussians.side_by_side(m, L), gaussians.side_by_side(dm, dL)
+        lift = horizontal(q, lift, A, torch.linalg.inv(D))
+        b, M = gaussians.affine_of(m, L, lift[:, 0], lift[:, 1:])
         return AffineVelocity(b.to(mu.dtype), M.to(mu.dtype), mu.kind)
     if v.shape != mu.x_t.shape:
         raise InvalidInput("mu and nu have different weights: their geodesic splits particles and has no log")

@@ -101,26 +101,33 @@ class _Problem:
         return (self.scale * self._apply(self.inverse, displacement)).flatten(1)
 
     def value(self, y: Tensor) -> Tensor:
+        """F at tokens."""
         with torch.no_grad():
-            shape = self.mu.batch_shape
-            value = self.energy.raw_particles(y.reshape(self.mu.x_t.shape), self.mu.weights_t.detach())
-            return value.expand(shape).reshape(-1)
+            return self._per_member(self.energy.raw_particles(self._shaped(y), self.mu.weights_t.detach()))
 
-    def gradient(self, y: Tensor) -> Tensor:
-        """The gradient of F in u, w_i^(1/2) D^(1/2) grad F."""
+    def value_and_gradient(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        """F and its gradient in u, w_i^(1/2) D^(1/2) grad F."""
         with torch.no_grad():
-            g = self.energy.raw_particles_gradient(y.reshape(self.mu.x_t.shape), self.mu.weights_t.detach())
+            value, g = self.energy.raw_particles_value_gradient(self._shaped(y), self.mu.weights_t.detach())
         g = torch.where(self.scale > 0, g.detach().reshape(self.x.shape), 0.0)  # 0 / 0 at weight 0
-        return (self.scale * self._apply(self.root, g)).flatten(1)
+        return self._per_member(value.detach()), (self.scale * self._apply(self.root, g)).flatten(1)
+
+    def _shaped(self, y: Tensor) -> Tensor:
+        return y.reshape(self.mu.x_t.shape)
+
+    def _per_member(self, value: Tensor) -> Tensor:
+        return value.expand(self.mu.batch_shape).reshape(-1)
 
     def evaluate(self, u: Tensor) -> tuple[Tensor, Tensor]:
-        y, gap = self.tokens(u), u - self.centre
-        value = self.value(y) + gap.square().sum(-1) / (2 * self.step)
-        return value, self.gradient(y) + gap / self.step
+        """The objective and its gradient in u."""
+        gap = u - self.centre
+        value, gradient = self.value_and_gradient(self.tokens(u))
+        return value + gap.square().sum(-1) / (2 * self.step), gradient + gap / self.step
 
     def start(self) -> tuple[Tensor, Tensor]:
         """F(mu) and the metric norm of its gradient there."""
-        return self.value(self.x), torch.linalg.vector_norm(self.gradient(self.x), dim=-1)
+        value, gradient = self.value_and_gradient(self.x)
+        return value, torch.linalg.vector_norm(gradient, dim=-1)
 
     def size(self) -> Tensor:
         """The norm of the tokens: rounding of y - x is an ulp of it."""

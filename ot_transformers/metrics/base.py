@@ -37,6 +37,10 @@ class EnergyLike(Protocol):
         """The same times e^{-log_scale_i}."""
         ...
 
+    def raw_particles_value_gradient(self, x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """F and its Wasserstein gradient at once."""
+        ...
+
     def raw_gaussian_gradient(self, mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
         """(dF/dm, dF/dS)."""
         ...

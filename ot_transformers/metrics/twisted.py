@@ -301,7 +301,8 @@ class TwistedWasserstein(Metric):
         """Initial velocity of the shortest path: array (..., n, d), or an `AffineVelocity` for Gaussians.
 
         Its exponential is nu (to 1e-10 up to 128 coordinates, by shooting; beyond, to about 1e-6 of the
-        displacement); |log|^2 in `inner` is the squared length of the path.
+        displacement); |log|^2 in `inner` is the squared length of the path. Where the exponential is too sensitive
+        to shoot, between far clouds, a `NotConverged` warning says by how much it misses.
 
         Raises
         ------

@@ -54,7 +54,7 @@ def coupling_covariance_of_factor(L: Tensor, B: Tensor) -> Tensor:
     eye = torch.eye(K.shape[-2], dtype=K.dtype, device=K.device)
     # The form (sqrt(1 + 4 w) - 1) / (2 w) loses every digit for small w and needs w > 0.
     half = sqrt_psd(eye + 4.0 * symmetrise(K @ K.mT))
-    return 2.0 * symmetrise(L @ torch.linalg.solve(eye + half, L.mT))
+    return 2.0 * symmetrise(L @ solve(eye + half, L.mT))
 
 
 def coupling_covariance(S: Tensor, B: Tensor, T: Tensor | None = None) -> Tensor:

@@ -67,7 +67,7 @@ def lbfgs(
     has improved for 15 iterations.
     """
     value, gradient = evaluate(y)
-    best = Minimum(y, value, _norm(gradient), _norm(gradient) <= tolerance, 0)
+    best = Minimum(y, value, _norm(gradient), _met(_norm(gradient), value, tolerance), 0)
     history: list[tuple[Tensor, Tensor, Tensor]] = []
     ulp, noise = 4 * torch.finfo(y.dtype).eps, _noise(y)
     n_iter = stalled = 0
@@ -118,14 +118,19 @@ def lbfgs(
 def _better(best: Minimum, y: Tensor, value: Tensor, norm: Tensor, tolerance: Tensor) -> Minimum:
     slack = _noise(y) * best.value.abs()
     better = (value < best.value - slack) | ((value <= best.value + slack) & (norm < best.gradient_norm))
-    kept = torch.where(better, norm, best.gradient_norm)
+    kept, chosen = torch.where(better, norm, best.gradient_norm), torch.where(better, value, best.value)
     return Minimum(
         torch.where(better.unsqueeze(-1), y, best.y),
-        torch.where(better, value, best.value),
+        chosen,
         kept,
-        kept <= tolerance,
+        _met(kept, chosen, tolerance),
         best.n_iter,
     )
+
+
+def _met(norm: Tensor, value: Tensor, tolerance: Tensor) -> Tensor:
+    """Converged: also at a finite value, for gradients where there is none may come as 0."""
+    return (norm <= tolerance) & torch.isfinite(value)
 
 
 def _noise(y: Tensor) -> float:

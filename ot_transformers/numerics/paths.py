@@ -216,7 +216,7 @@ def shortest_path(
             converged = bool(error <= tol)
             if converged:
                 break
-    if polish is not None:
+    if polish is not None and error <= 100 * tol:  # else minimising further is hopeless
         N = min(2 * used[-1], 64)
         offsets, _, _, gradient, _ = _optimise(
             log_speed, start, _interpolated(best, N), scale, angles, turn, goal=polish, max_iter=2 * max_iter

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from ..forward_mode import in_transform, wants_derivative
 from .tilted import safe_log
 
 __all__ = [
@@ -40,18 +41,6 @@ RECORDED = 5 << 20
 own, smaller ones share a heap that the results between them fragment (1 GB at n = 16,384)."""
 
 Rows = Callable[..., Tensor]
-
-
-def wants_derivative(*tensors: Tensor) -> bool:
-    """Whether a derivative may be asked for: autograd is recording, or a functorch transform is active."""
-    if _in_transform() or torch.autograd.forward_ad._current_level >= 0:
-        return True
-    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
-
-
-def _in_transform() -> bool:
-    """Whether the caller is inside `torch.func` (a closed-over parameter may be the one that is wrapped)."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def block_rows(m: int, pairs: int, *tensors: Tensor) -> int:
@@ -91,7 +80,7 @@ def stream(function: Rows, blocks: Iterator[tuple[Tensor, ...]], m: int) -> Tens
     first = function(*next(blocks))
     if wants_derivative(first):
         run = function
-        if first.requires_grad and not _in_transform():
+        if first.requires_grad and not in_transform():
             run = partial(checkpoint, function, use_reentrant=False, preserve_rng_state=False)
         return torch.cat([first, *(run(*block) for block in blocks)], -2)
     # Copied and freed at once: small results kept alive between large temporaries would fragment the heap.

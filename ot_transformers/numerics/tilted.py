@@ -13,12 +13,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..forward_mode import nested_jvp
+from ..forward_mode import nested_jvp, wants_derivative
 from ..linalg import log_abs_det, solve
 from ..spd import eigh_psd, symmetrise, transfer
 
 __all__ = [
     "TiltedLaw",
+    "kernel_sums",
     "log_interaction",
     "safe_log",
     "tilted_barycentre",
@@ -53,6 +54,8 @@ def log_interaction(x: Tensor, weights: Tensor, A: Tensor, points: Tensor | None
     Tensor (..., k)
     """
     z, y, b = _aligned(x if points is None else points, x, weights, A)
+    if not wants_derivative(z, y, b):
+        return _blocked_lse(z, y, b)
     if _is_small(z, y):
         return torch.logsumexp(z @ y.mT + b.unsqueeze(-2), -1)
     return _stream_lse(z, y, b)
@@ -66,6 +69,8 @@ def tilted_barycentre(
     Then grad log G_mu(p) = A times the barycentre.
     """
     z, y, b = _aligned(x if points is None else points, x, weights, A)
+    if not wants_derivative(z, y, b):
+        return _blocked_barycentre(z, y, b)
     if _is_small(z, y):
         scores = z @ y.mT + b.unsqueeze(-2)
         return torch.logsumexp(scores, -1), torch.softmax(scores, -1) @ y
@@ -159,11 +164,45 @@ def _blocks(n: int, pairs: int) -> list[tuple[int, int]]:
 def _stream_lse(z: Tensor, y: Tensor, b: Tensor) -> Tensor:
     """log sum_j e^{z_i . y_j + b_j} (..., k)."""
     z0, y0, b0 = z.detach(), y.detach(), b.detach()
-    blocks = _blocks(z.shape[-2], z.shape[:-1].numel() * y.shape[-2])
-    base = _blockwise(blocks, lambda i, j: _row_lse(z0[..., i:j, :], y0, b0), z.shape[:-1], z0, y0, b0)
+    base = _blocked_lse(z0, y0, b0)
     # base carries the value, the kernel sum (1 up to rounding) the derivatives.
     ones = torch.ones_like(b0).unsqueeze(-1)
     return base + torch.log(_kernel(z, y, -base, b, ones)).squeeze(-1)
+
+
+def _blocked_lse(z: Tensor, y: Tensor, b: Tensor) -> Tensor:
+    """log sum_j e^{z_i . y_j + b_j} (..., k), without derivatives."""
+    top, mass = kernel_sums(z, y, b, torch.ones_like(b).unsqueeze(-1))
+    return top + mass.log().squeeze(-1)
+
+
+def _blocked_barycentre(z: Tensor, y: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """The same and the barycentres (..., k, d), one exponential a pair."""
+    top, sums = kernel_sums(z, y, b, torch.cat([y, torch.ones_like(b).unsqueeze(-1)], -1))
+    mass = sums[..., -1:]
+    return top + mass.log().squeeze(-1), sums[..., :-1] / mass
+
+
+def kernel_sums(z: Tensor, y: Tensor, b: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """t_i = max_j (z_i . y_j + b_j) (..., k) and sum_j e^{z_i . y_j + b_j - t_i} v_j (..., k, r).
+
+    Without derivatives, by blocks that stay in cache: a whole matrix costs more in page faults than in
+    exponentials. All tensors have one batch shape.
+    """
+    blocks = _blocks(z.shape[-2], z.shape[:-1].numel() * y.shape[-2])
+    shape = torch.Size((*z.shape[:-1], v.shape[-1] + 1))
+    in_place = _in_place(z, y, b, v)
+
+    def rows(i: int, j: int) -> Tensor:
+        scores = z[..., i:j, :] @ y.mT
+        scores = scores.add_(b.unsqueeze(-2)) if in_place else scores + b.unsqueeze(-2)
+        top = scores.amax(-1, keepdim=True)
+        top = torch.where(torch.isfinite(top), top, 0.0)  # inf - inf would be NaN
+        e = scores.sub_(top).exp_() if in_place else torch.exp(scores - top)
+        return torch.cat([top, e @ v], -1)
+
+    out = _blockwise(blocks, rows, shape, z, y, b, v)
+    return out[..., 0], out[..., 1:]
 
 
 def _blockwise(
@@ -185,14 +224,6 @@ def _blockwise(
 
 def _in_place(*inputs: Tensor) -> bool:
     return not any(torch._C._functorch.is_functorch_wrapped_tensor(t) for t in inputs)
-
-
-def _row_lse(z: Tensor, y: Tensor, b: Tensor) -> Tensor:
-    if not _in_place(z, y, b):
-        return torch.logsumexp(z @ y.mT + b.unsqueeze(-2), -1)
-    scores = (z @ y.mT).add_(b.unsqueeze(-2))
-    top = scores.amax(-1, keepdim=True)
-    return scores.sub_(top).exp_().sum(-1).log_().add_(top.squeeze(-1))
 
 
 def _row_sums(z: Tensor, y: Tensor, c: Tensor, b: Tensor, v: Tensor) -> Tensor:

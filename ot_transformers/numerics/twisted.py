@@ -1,6 +1,6 @@
-"""Geometry of the twisted metric in raw form: on clouds, and on Gaussians restricted to affine velocities.
+"""Geometry of the twisted metric on clouds, in raw form.
 
-Clouds: g_x(v, v) = sum_i w_i G_i |v_i|^2_{D^-1}, G_i = sum_j w_j e^{x_i^T A x_j}, A symmetric. With
+g_x(v, v) = sum_i w_i G_i |v_i|^2_{D^-1}, G_i = sum_j w_j e^{x_i^T A x_j}, A symmetric. With
 P_ik = w_k e^{x_i^T A x_k} / G_i (rows sum to 1), b_i = sum_k P_ik x_k and q_i = |v_i|^2_{D^-1}, the
 Euler-Lagrange equation of g / 2 solved for the acceleration of geodesics is
 
@@ -16,14 +16,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .tilted import safe_log
+from .tilted import kernel_sums, safe_log
 
 __all__ = [
     "Kernel",
-    "gaussian_log_speed",
     "geodesic_acceleration",
     "kernel_at",
     "log_speed",
+    "raw_acceleration",
+    "square_norm",
     "twisted_square",
 ]
 
@@ -45,17 +46,25 @@ def kernel_at(x: Tensor, weights: Tensor, A: Tensor) -> Kernel:
 
 def geodesic_acceleration(x: Tensor, v: Tensor, A: Tensor, D: Tensor, kernel: Kernel) -> Tensor:
     """d2x/dt2 of the geodesic through x with velocity v, (..., n, d); -Gamma(v, v)."""
-    P, b, _ = kernel
-    q = (v * torch.linalg.solve(D, v.mT).mT).sum(-1, keepdim=True)
-    pull = 0.5 * (q * b + P @ (q * x)) @ A @ D
-    rate = (v * (b @ A)).sum(-1, keepdim=True) + (x @ A * (P @ v)).sum(-1, keepdim=True)
+    return raw_acceleration(x, v, A, A @ D, square_norm(v, D).unsqueeze(-1), kernel.P, kernel.b)
+
+
+def raw_acceleration(x: Tensor, v: Tensor, A: Tensor, AD: Tensor, q: Tensor, P: Tensor, b: Tensor) -> Tensor:
+    """The same from A D, q (..., n, 1), P and b: for integrators, which evaluate it thousands of times."""
+    pull = 0.5 * (q * b + P @ (q * x)) @ AD
+    rate = (v * (b @ A) + x @ A * (P @ v)).sum(-1, keepdim=True)
     return pull - rate * v
 
 
 def twisted_square(v: Tensor, weights: Tensor, D: Tensor, log_g: Tensor) -> Tensor:
     """g_x(v, v), (...)."""
-    q = (v * torch.linalg.solve(D, v.mT).mT).sum(-1)
-    return (weights * torch.exp(log_g) * q).sum(-1)
+    return (weights * torch.exp(log_g) * square_norm(v, D)).sum(-1)
+
+
+def square_norm(v: Tensor, D: Tensor) -> Tensor:
+    """|v_i|^2_{D^-1}, (..., n)."""
+    # Not torch.linalg.solve: its second derivative in D by nested forward mode is wrong; that of inv is right.
+    return (v @ torch.linalg.inv(D) * v).sum(-1)
 
 
 def log_speed(x: Tensor, v: Tensor, weights: Tensor, A: Tensor, Dinv: Tensor) -> Tensor:
@@ -75,57 +84,22 @@ class _LogSpeed(torch.autograd.Function):
         Dv = v @ Dinv
         q = (Dv * v).sum(-1, keepdim=True)
         blocks = [torch.ones_like(q), x, q * x] if any(ctx.needs_input_grad[:2]) else [torch.ones_like(q)]
-        K = (x @ A) @ x.mT
-        b = safe_log(weights)
-        K += b.unsqueeze(-1)
-        K += b.unsqueeze(-2)
-        top = K.amax(dim=(-2, -1), keepdim=True)
-        K -= top
-        K.exp_()
-        sums = K @ torch.cat(blocks, -1)
+        log_w = safe_log(weights).expand(q.shape[:-1])
+        top, sums = kernel_sums(x @ A, x, log_w, torch.cat(blocks, -1))
+        # Rows come in scales of their own: w_i e^{top_i}, brought to that of the largest.
+        log_row = log_w + top
+        top = log_row.amax(-1, keepdim=True)
+        sums = torch.exp(log_row - top).unsqueeze(-1) * sums
         g = (q * sums[..., :1]).sum((-2, -1))
         if any(ctx.needs_input_grad[:2]):
             d = x.shape[-1]
             ctx.save_for_backward(
                 (q * sums[..., 1 : 1 + d] + sums[..., 1 + d :]) @ A, 2.0 * sums[..., :1] * Dv, g
             )
-        return top[..., 0, 0] + safe_log(g)
+        return top[..., 0] + safe_log(g)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
         dx, dv, g = ctx.saved_tensors
         scale = torch.where(g > 0, grad_outputs[0] / torch.where(g > 0, g, 1.0), 0.0)[..., None, None]
         return scale * dx, scale * dv, None, None, None
-
-
-def gaussian_log_speed(
-    m: Tensor, L: Tensor, dm: Tensor, dL: Tensor, A: Tensor, Dinv: Tensor
-) -> tuple[Tensor, Tensor]:
-    """log of the restricted metric at N(m, L L^T) for the velocity (dm, dL), (...), and where it is finite.
-
-    The field is x -> dm + M (x - m) with M L = dL. The tilted law G mu / Z is Gaussian, of covariance L P L^T and
-    mean m + L u, with N = A S A, P = (I - L^T N L)^{-1}, u = P L^T (A + N) m, so that
-
-        g = Z ( |dm + dL u|^2_{D^-1} + tr(D^{-1} dL P dL^T) ),
-        log Z = m^T A m + m^T N m / 2 + q^T L P L^T q / 2 - log det(I - L^T N L) / 2,  q = (A + N) m.
-
-    No inverse of L is taken. Outside the domain I - L^T N L > 0 the value is meaningless (second result False).
-    """
-    AL = A @ L
-    gram = AL.mT @ L
-    B = gram @ gram.mT  # L^T A S A L
-    eye = torch.eye(B.shape[-1], dtype=B.dtype, device=B.device)
-    C, info = torch.linalg.cholesky_ex(eye - B)
-    inside = info == 0
-    C = torch.where(inside[..., None, None], C, eye)
-    q = (A @ m.unsqueeze(-1)) + AL @ (AL.mT @ m.unsqueeze(-1))
-    half = torch.linalg.solve_triangular(C, L.mT @ q, upper=False)
-    u = torch.linalg.solve_triangular(C.mT, half, upper=True)
-    Am = (m.unsqueeze(-1).mT @ A @ m.unsqueeze(-1))[..., 0, 0]
-    Nm = (AL.mT @ m.unsqueeze(-1)).square().sum((-2, -1))
-    log_det_half = C.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-    log_z = Am + 0.5 * Nm + 0.5 * half.square().sum((-2, -1)) - log_det_half
-    shift = dm.unsqueeze(-1) + dL @ u
-    spread = torch.linalg.solve_triangular(C, dL.mT, upper=False)
-    square = (shift.mT @ Dinv @ shift)[..., 0, 0] + ((spread @ Dinv) * spread).sum((-2, -1))
-    return log_z + safe_log(square), inside

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -21,9 +23,9 @@ from ..convexity import (
     probe_convexity,
 )
 from ..energies import Energy, InteractionEnergy, KLDivergence, SelfTransportEnergy
-from ..errors import InvalidInput, NotAGradientFlow
-from ..measures import Gaussian, Measure, Particles
-from ..metrics import TwistedWasserstein, Wasserstein
+from ..errors import InvalidInput, NotAGradientFlow, NotConverged
+from ..measures import AffineVelocity, Gaussian, Measure, Particles
+from ..metrics import BuresWasserstein, TwistedWasserstein, Wasserstein
 
 __all__ = ["Group", "Setting", "groups", "probe_group", "setting"]
 
@@ -117,7 +119,7 @@ def groups(
         _triple(lambda: _inside(_subset(tokens, 4 * n, rng).to_gaussian(), s.A)) for _ in range(n_real)
     ]
     families: list[_Family] = []
-    for origin, points, laws in (("random", random_clouds, random_laws), ("tokens", real_clouds, real_laws)):
+    for origin, points, laws in (("random", random_clouds, random_laws), ("token", real_clouds, real_laws)):
         if not points:
             continue
         where = f"{origin} clouds"
@@ -127,46 +129,82 @@ def groups(
             _Family("linear mixture", where, clouds, lambda o, a, b: MixtureCurve(a, b), points),
         ]
         if s.metric is not None:
-            build = partial(_leaving, s.metric)
-            families.append(_Family("twisted geodesic", where, clouds, build, points))
+            families.append(_Family("twisted geodesic", where, clouds, partial(_twisted, s.metric), points))
         where = f"{origin} Gaussians"
         names = tuple(s.energies)
         families += [
             _Family("Bures-Wasserstein geodesic", where, names, lambda o, a, b: BuresGeodesic(a, b), laws),
             _Family("generalised geodesic", where, names, GeneralisedGeodesic, laws),
         ]
+        if s.metric is not None:
+            families.append(_Family("twisted geodesic", where, names, partial(_twisted, s.metric), laws))
     for family in families:
-        curves = [family.build(*triple) for triple in family.triples]
+        if family.curve == "twisted geodesic" or (family.curve, family.energies) == (
+            "generalised geodesic",
+            clouds,
+        ):
+            curves = [family.build(*triple) for triple in family.triples]  # these take no batches
+        else:  # the cost of a probe is in its operations, not in their size
+            curves = [family.build(*(_stacked(part) for part in zip(*family.triples, strict=True)))]
         for name in family.energies:
             yield Group(family.curve, family.measures, name), curves
 
 
 def probe_group(s: Setting, group: Group, curves: list[Curve], n_points: int, seed: int) -> list[str]:
-    """Probe an energy along all curves of a group; returns what could not be probed, in words."""
+    """Probe an energy along all curves of a group, single or batches; returns what could not be probed, in words."""
     missing = []
     for curve in curves:
         try:
-            group.probes.append(
-                probe_convexity(s.energies[group.energy], curve, n_points=n_points, seed=seed)
-            )
+            probe = probe_convexity(s.energies[group.energy], curve, n_points=n_points, seed=seed)
+            group.probes += [probe[k] for k in range(curve.batch_shape[0])] if curve.batch_shape else [probe]
         except InvalidInput as err:
             missing.append(f"{group.energy} along a {group.curve} between {group.measures}: {err}")
     return missing
 
 
-def _leaving(metric: TwistedWasserstein, base: Measure, mu: Measure, nu: Measure) -> Curve:
-    """The twisted geodesic that leaves mu towards nu (with the W2 velocity), as far as it exists.
+def _stacked(measures: Sequence[Measure]) -> Measure:
+    """A batch of measures of one kind and size."""
+    if all(isinstance(m, Gaussian) for m in measures):
+        return Gaussian(*(np.stack([getattr(m, name) for m in measures]) for name in ("mean", "cov")))
+    return Particles(*(np.stack([getattr(m, name) for m in measures]) for name in ("x", "weights")))
 
-    Geodesics that leave in a direction are exact and quick; shortest ones between two distant clouds are a
-    hard problem in itself where the space is not complete.
+
+def _twisted(metric: TwistedWasserstein, base: Measure, mu: Measure, nu: Measure) -> Curve:
+    """The twisted geodesic from mu to nu; where there is none in reach, the one that leaves mu towards nu.
+
+    Particles go where the W2 matching sends them: better matchings are a search in itself, any gives a geodesic.
+    The space need not be complete: far measures may have no shortest path. A geodesic that leaves with the W2
+    velocity, shortened until it exists, is exact too.
     """
-    velocity = np.asarray(Wasserstein().log(mu, nu))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NotConverged)
+        with contextlib.suppress(InvalidInput):
+            curve = TwistedGeodesic(metric, mu, _relabelled(mu, nu), matching="identity")
+            # Also one that is not the shortest (through infinity it may be shorter) is a geodesic between the two.
+            if curve.end_gap <= 1e-6:
+                return curve
+    flat: Any = BuresWasserstein() if isinstance(mu, Gaussian) else Wasserstein()
+    velocity = flat.log(mu, nu)
     for _ in range(40):
         try:
             return TwistedGeodesic.from_velocity(metric, mu, velocity)
         except InvalidInput:
-            velocity = 0.5 * velocity
+            velocity = _halved(velocity)
     raise InvalidInput("measure has no twisted geodesic in reach")
+
+
+def _relabelled(mu: Measure, nu: Measure) -> Measure:
+    """nu with its particles in the order of those of mu that the W2 matching sends there."""
+    if isinstance(nu, Gaussian):
+        return nu
+    assert isinstance(mu, Particles)
+    return Particles(np.asarray(mu.x) + np.asarray(Wasserstein().log(mu, nu)))
+
+
+def _halved(velocity: Any) -> Any:
+    if isinstance(velocity, AffineVelocity):
+        return AffineVelocity(0.5 * velocity.b_t, 0.5 * velocity.M_t, velocity.kind)
+    return 0.5 * velocity
 
 
 def _triple(draw: Callable[[], Measure]) -> tuple[Measure, Measure, Measure]:

@@ -74,8 +74,12 @@ ROWS: list[tuple[str, Callable[[], object], str]] = [
         lambda: TwistedGeodesic(Wasserstein(), X, Y),
         "metric must be a TwistedWasserstein",
     ),
-    ("twisted geodesic Gaussian", lambda: TwistedGeodesic(M, G, G), "mu must be Particles"),
-    ("twisted geodesic batch", lambda: TwistedGeodesic(M, B, B), "mu must be one cloud, got batch"),
+    (
+        "twisted geodesic of two kinds",
+        lambda: TwistedGeodesic(M, G, X),
+        "mu and nu must be both Gaussians or",
+    ),
+    ("twisted geodesic batch", lambda: TwistedGeodesic(M, B, B), "mu must be one measure, got batch"),
     (
         "velocity shape",
         lambda: TwistedGeodesic.from_velocity(M, X, np.zeros(2)),
@@ -161,7 +165,7 @@ ROWS: list[tuple[str, Callable[[], object], str]] = [
     (
         "certificate energy",
         lambda: certify_displacement(SelfTransportEnergy(-np.eye(2)), X, Y),
-        "energy must be an Inter",
+        "energy cannot be certified: SelfTransportEnergy is found by an iteration",
     ),
     ("certificate of Gaussians", lambda: certify_displacement(E, G, G), "mu must be Particles"),
     ("certificate time", lambda: certify_displacement(E, X, Y, t=2.0), r"t must lie in \[0, 1\]"),

@@ -19,6 +19,7 @@ from ot_transformers import (
     InteractionEnergy,
     KLDivergence,
     Particles,
+    PotentialEnergy,
     SelfTransportEnergy,
     TwistedWasserstein,
     Wasserstein,
@@ -28,8 +29,9 @@ from ot_transformers import (
     probe_convexity,
     riemannian_hessian,
 )
-from ot_transformers.convexity import Certificate, certify_displacement, certify_hessian
+from ot_transformers.convexity import Certificate, Witness, certify_displacement, certify_hessian
 from ot_transformers.convexity._rational import dual_potentials, exact_masses, inverse, transport_costs
+from ot_transformers.energies import QuadraticPotential
 
 METRIC = TwistedWasserstein(-np.eye(2), np.eye(2))
 ENERGY = InteractionEnergy(-np.eye(2))
@@ -186,6 +188,8 @@ def changed(value: Any) -> Any:
         return not value
     if isinstance(value, int):
         return value + 1
+    if value is None:
+        return "0"
     try:
         return str(Fraction(value) + Fraction(1, 1024))
     except ValueError:
@@ -216,7 +220,7 @@ def test_a_changed_certificate_with_a_new_digest_fails_too(tmp_path: Path) -> No
     file = tmp_path / "changed.json"
     for certificate in certificates():
         for path in paths(certificate.data):
-            if path[0] in ("version", "reason", "digest", "format", "precision"):
+            if path[0] in ("version", "digest", "format", "precision"):
                 continue  # says nothing about the claim
             if path[0] == "enclosure":
                 continue  # see below: a wider enclosure is a weaker, still true statement
@@ -233,6 +237,155 @@ def test_a_changed_certificate_with_a_new_digest_fails_too(tmp_path: Path) -> No
             data["enclosure"]["second_derivative"] = bad
             file.write_text(json.dumps(resealed(data)))
             assert not check_certificate(file).valid, bad
+
+
+def attacks(data: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """What someone who knows the format could try, by name."""
+    x = data["x"]
+    twisted = data["kind"] == "twisted-hessian"
+    A = data["energy"]["interactions"][0]["A"]
+
+    def energy(factor: str, H: Any = None) -> dict[str, Any]:
+        quadratic = None if H is None else {"H": H, "c": ["0", "0"]}
+        return {"interactions": [{"factor": factor, "A": A}], "quadratic": quadratic}
+
+    tried: dict[str, dict[str, Any]] = {
+        "number for a string": {"x": [[float(Fraction(q)) for q in p] for p in x]},
+        "exponent that fills the memory": {"x": [["1e999999999", *x[0][1:]], *x[1:]]},
+        "long number": {"x": [["1" * 5000, *x[0][1:]], *x[1:]]},
+        "division by zero": {"x": [["1/0", *x[0][1:]], *x[1:]]},
+        "Arabic digits": {"x": [["\u0661", *x[0][1:]], *x[1:]]},
+        "not a number": {"x": [["nan", *x[0][1:]], *x[1:]]},
+        "point of another dimension": {"x": [[*x[0], "0"], *x[1:]]},
+        "no points": {"x": []},
+        "far points": {"x": [[str(10**6 * (k + 1)), "0"] for k in range(len(x))]},
+        "further points than balls can write": {"x": [[str(10**30 * (k + 1)), "0"] for k in range(len(x))]},
+        "weights not 1": {"x_weights": ["1"] * len(x)},
+        "negative weight": {"x_weights": ["2", "-1", *["0"] * (len(x) - 2)]},
+        "no mobility": {"D": [["0", "0"], ["0", "0"]]},
+        "indefinite mobility": {"D": [["1", "2"], ["2", "1"]]},
+        "mobility not symmetric": {"D": [["1", "1"], ["0", "1"]]},
+        "other claim": {"claim": data["claim"] + " And the Riemann hypothesis holds."},
+        "more than is proved": {"theorem": "F is not convex anywhere"},
+        "precision true": {"precision": True},
+        "precision huge": {"precision": 10**9},
+        "precision text": {"precision": "128"},
+        "no energy": {"energy": {"interactions": [], "quadratic": None}},
+        "energy 0": {"energy": energy("0")},
+        "energy of another sign": {"energy": energy("-1")},
+        "a convex part that hides": {"energy": energy("1", [["900", "0"], ["0", "900"]])},
+        "quadratic not symmetric": {"energy": energy("1", [["0", "1"], ["0", "0"]])},
+        "unknown part of the energy": {"energy": {**data["energy"], "entropy": "1"}},
+        "enclosure of numbers": {"enclosure": {k: [-1e9, 1e9] for k in data["enclosure"]}},
+        "no enclosure": {"enclosure": None},
+        "enclosure that lacks one": {"enclosure": {"second_derivative": data["enclosure"]["second_derivative"]}},
+        "enclosure in the wrong order": {"enclosure": {k: v[::-1] for k, v in data["enclosure"].items()}},
+        "enclosure that reaches 0": {"enclosure": {**data["enclosure"], "second_derivative": ["-100000", "0"]}},
+        "proved 1": {"proved": 1},
+        "kind of the other": {"kind": "w2-displacement" if twisted else "twisted-hessian"},
+        "kind unknown": {"kind": ["twisted-hessian"]},
+    }  # fmt: skip
+    if twisted:
+        tried |= {
+            "two points are one": {"x": [x[0]] * len(x)},
+            "weight 0": {"x_weights": ["1", *["0"] * (len(x) - 1)]},
+            "no direction": {"v": [["0", "0"]] * len(x)},
+            "metric not symmetric": {"A": [["-1", "1"], ["0", "-1"]]},
+        }
+    else:
+        half = Fraction(1, 2)
+        tried |= {
+            "crossing plan": {"plan": [[0, 1, str(half)], [1, 0, str(half)]]},
+            "plan without mass": {"plan": []},
+            "negative mass": {"plan": [*data["plan"], [0, 1, "-1/4"], [1, 0, "1/4"]]},
+            "row that is true": {"plan": [[True, 1, str(half)], *data["plan"][1:]]},
+            "row outside": {"plan": [[-1, 0, str(half)], *data["plan"][1:]]},
+            "no potentials": {"potentials": [["0", "0"], ["0", "0"]]},
+            "time outside": {"t": "3/2"},
+            "no movement": {"y": x},
+        }
+    return tried
+
+
+def test_no_attack_passes_as_a_proof(tmp_path: Path) -> None:
+    """Each with the digest that fits: refused in one line, without a traceback and in no time."""
+    file = tmp_path / "attack.json"
+    for certificate in certificates():
+        data = dict(certificate.data)
+        for name, change in attacks(data).items():
+            file.write_text(json.dumps(resealed(data | change)))
+            check = check_certificate(file)
+            assert not check.valid, name
+            assert 0 < len(check.reason) < 200, name
+            assert "\n" not in check.reason, name
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"format": "x", "format": "y"}', "names a thing twice"),
+        ('{"format": NaN}', "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ('{"format": ' + "9" * 10_000 + "}", "not JSON"),
+        ("\xff", "not JSON"),
+        ('{"format": "ot_transformers certificate 1"}', "must have format"),
+    ],
+)
+def test_text_that_is_no_certificate_is_refused(text: str, message: str, tmp_path: Path) -> None:
+    from ot_transformers.errors import InvalidInput
+
+    file = tmp_path / "text.json"
+    file.write_bytes(text.encode("latin-1"))
+    with pytest.raises(InvalidInput, match=message):
+        check_certificate(file)
+
+
+def test_sums_and_multiples_are_certified_in_both_metrics(tmp_path: Path) -> None:
+    """E of two matrices, one not symmetric, and a quadratic part; against the floating-point second derivatives."""
+    rng = np.random.default_rng(7)
+    B = np.array([[0.25, 0.5], [-0.25, -0.5]])
+    potential = QuadraticPotential(np.array([[0.25, 0.125], [0.125, -0.5]]), [0.5, -0.25])
+    energy = 2.0 * ENERGY - 0.5 * (InteractionEnergy(B) + potential) + ENERGY
+    D = np.array([[2.0, 0.5], [0.5, 0.75]])
+    metric = TwistedWasserstein(np.array([[-1.0, 0.25], [0.25, 0.5]]), D=D)
+    x, v = (np.round(2**8 * 0.3 * rng.normal(size=(3, 2))) / 2**8 for _ in range(2))
+    v[0, 0] = 1.0
+    cloud = Particles(x, [0.25, 0.25, 0.5])
+    hessian = certify_hessian(energy, metric, cloud, v)
+    assert hessian.proved, hessian.reason
+    expected = riemannian_hessian(energy, metric, cloud).quadratic_form(v)
+    assert hessian.enclosure[0] == pytest.approx(float(expected), rel=1e-12)
+    assert [t["factor"] for t in hessian.data["energy"]["interactions"]] == ["3", "-1/2"]
+    assert "3 E_A1 + -1/2 E_A2 + E[x.Hx/2 + c.x]" in hessian.claim
+    nu = Particles(x + 0.25 * v, [0.25, 0.25, 0.5])
+    curve = certify_displacement(energy, cloud, nu, t=0.5, D=D)
+    probe = probe_convexity(energy, DisplacementCurve(cloud, nu, D=D), ts=[0.5])
+    assert curve.proved, curve.reason
+    assert curve.enclosure[0] == pytest.approx(float(probe.second_derivatives[0]), rel=1e-12)
+    for certificate in (hessian, curve):
+        assert check_certificate(certificate.save(tmp_path / "sum.json")).valid
+
+
+def test_what_has_no_certificate_says_why() -> None:
+    cloud = Particles([[0.1, 0.2], [0.5, -0.3]])
+    square = PotentialEnergy(lambda x: -x.square().sum(-1))
+    target = Gaussian(np.zeros(2), np.eye(2))
+    for energy, metric, measure, why in (
+        (ENERGY + SelfTransportEnergy(-np.eye(2)), Wasserstein(), cloud, "found by an iteration"),
+        (-square, Wasserstein(), cloud, "use QuadraticPotential"),
+        (KLDivergence(target), Wasserstein(), cloud, "infinite on clouds"),
+        (ENERGY, BuresWasserstein(), cloud, "need W2 or a twisted one"),
+        (ENERGY, BuresWasserstein(), target, "certificates are about clouds"),
+    ):
+        direction = np.ones((2, 2))
+        witness = Witness(energy, metric, measure, direction, -1.0, 0.0, 0, np.zeros(1))
+        certificate = witness.certify()
+        assert not certificate.proved
+        assert why in certificate.reason
+        assert np.isnan(certificate.enclosure).all()
+        check = check_certificate(certificate)
+        assert not check.valid
+        assert "not a certificate" in check.reason
 
 
 def test_a_plan_that_is_not_optimal_is_refused(tmp_path: Path) -> None:

@@ -186,3 +186,18 @@ def test_float32_keeps_its_dtype_and_seven_digits() -> None:
     value = InteractionEnergy(A3).value(Particles(x.astype(np.float32)))
     assert value.dtype == np.float32
     assert value == pytest.approx(plain_sum(x, np.full(9, 1 / 9), A3), rel=1e-5)
+
+
+def test_value_and_gradient_at_once_are_those_apart() -> None:
+    x = torch.from_numpy(RNG.normal(size=(2, 7, 3)))
+    w = torch.from_numpy(RNG.dirichlet(np.ones(7), size=2))
+    for energy in (
+        InteractionEnergy(A3),
+        InteractionEnergy(A3 + A3.T),
+        -0.5 * InteractionEnergy(A3) + 2.0 * InteractionEnergy(A3.T),
+    ):
+        value, gradient = energy.raw_particles_value_gradient(x, w)
+        torch.testing.assert_close(value, energy.raw_particles(x, w), rtol=1e-14, atol=0)
+        torch.testing.assert_close(
+            gradient, Energy.raw_particles_gradient(energy, x, w), rtol=1e-11, atol=1e-13
+        )

@@ -15,7 +15,7 @@ from ot_transformers.errors import InvalidInput
 from ot_transformers.measures import AffineVelocity, Gaussian, Particles
 from ot_transformers.metrics import TwistedWasserstein
 from ot_transformers.metrics._twisted_quadrature import hermite_nodes
-from ot_transformers.numerics.twisted import gaussian_log_speed
+from ot_transformers.numerics.twisted_gaussians import gaussian_log_speed
 
 A = np.array([[0.4, -0.3], [-0.3, -0.5]])
 D = np.array([[1.5, 0.4], [0.4, 0.8]])
