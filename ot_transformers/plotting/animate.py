@@ -156,7 +156,8 @@ def _animate(
         axes = figure.subplots()
         x, y = view.labels()
         axes.set(xlabel=x, ylabel=y, aspect="equal")
-    trails = axes.add_collection(LineCollection([], colors="0.55", linewidths=0.7, alpha=0.6))
+    trails = LineCollection([], colors="0.55", linewidths=0.7, alpha=0.6)
+    axes.add_collection(trails)
     (dots,) = axes.plot([], [], ls="", marker="o", ms=4, mew=0, alpha=0.85, color=COLOURS[0])
     (ring,) = axes.plot([], [], color=COLOURS[1], lw=1.8)
 

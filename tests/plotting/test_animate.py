@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from pathlib import Path
 
 import numpy as np
@@ -42,3 +43,17 @@ def test_bad_input_is_refused(tmp_path: Path) -> None:
         animate_ellipses([Gaussian(np.zeros((3, 2)), np.tile(np.eye(2), (3, 1, 1)))])
     with pytest.raises(InvalidInput, match="gaussians must have 1 states"):
         animate_particles([Particles(np.zeros((3, 2)))], gaussians=flow)
+
+
+def test_command_line_writes_the_animation_and_embeds_it(tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from ot_transformers.cli import app
+
+    out = tmp_path / "out"
+    options = ["--n", "12", "--d", "2", "--t-end", "0.5", "--animate", "--out", str(out), "-q"]
+    done = CliRunner().invoke(app, ["flow", *options])
+    assert done.exit_code == 0, done.output
+    data = (out / "flow.gif").read_bytes()
+    assert data[:6] == b"GIF89a"
+    assert base64.b64encode(data).decode() in (out / "report.html").read_text()
