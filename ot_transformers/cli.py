@@ -46,6 +46,7 @@ D = Annotated[int | None, typer.Option("--d", help="Principal components kept. [
 Seed = Annotated[int | None, typer.Option(help="Seed of everything random. [default: 0]")]
 Device = Annotated[str | None, typer.Option(help="Torch device. [default: cpu]")]
 Dtype = Annotated[str | None, typer.Option(help="float64 or float32. [default: float64]")]
+Animate = Annotated[bool | None, typer.Option("--animate", help="Also write flow.gif, also in the report.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the result folder only.")]
 
 
@@ -78,6 +79,7 @@ def compare(
     device: Device = None,
     dtype: Dtype = None,
     repeats: Annotated[int | None, typer.Option(help="Gaussian clouds a size. [default: 8]")] = None,
+    animate: Animate = None,
     out: Out = None,
     config: Config = None,
     quiet: Quiet = False,
@@ -100,6 +102,7 @@ def flow(
     seed: Seed = None,
     device: Device = None,
     dtype: Dtype = None,
+    animate: Animate = None,
     out: Out = None,
     config: Config = None,
     quiet: Quiet = False,

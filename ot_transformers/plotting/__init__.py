@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ._flow import Plane, motion_plane, principal_plane
 from ._style import COLOURS, MARKERS, STYLE
+from .animate import animate_ellipses, animate_particles, save_animation
 from .convexity import plot_chord, plot_moduli, plot_second_derivative
 from .eigenvalues import eigenvalues_along, plot_eigenvalues
 from .ellipses import plot_ellipses
@@ -16,6 +17,8 @@ __all__ = [
     "MARKERS",
     "STYLE",
     "Plane",
+    "animate_ellipses",
+    "animate_particles",
     "motion_plane",
     "eigenvalues_along",
     "plot_chord",
@@ -27,4 +30,5 @@ __all__ = [
     "plot_rate",
     "plot_second_derivative",
     "principal_plane",
+    "save_animation",
 ]

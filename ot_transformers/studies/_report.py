@@ -89,6 +89,14 @@ def render(result: StudyResult, images: Mapping[str, str]) -> str:
                 f'<figure id="{escape(item.name)}"><img alt="{caption}" '
                 f'src="data:image/svg+xml;base64,{data}"><figcaption>{caption}</figcaption></figure>'
             )
+    for name, content in result.files.items():
+        if name.endswith(".gif") and isinstance(content, bytes):
+            data = base64.b64encode(content).decode("ascii")
+            caption = f"Animation ({escape(name)}): the view follows the size of the picture; read the axes."
+            parts.append(
+                f'<figure id="{escape(name)}"><img alt="{caption}" style="max-width: 36rem" '
+                f'src="data:image/gif;base64,{data}"><figcaption>{caption}</figcaption></figure>'
+            )
     if result.tables:
         parts.append("<h2>Tables</h2>" + "".join(map(_table, result.tables)))
     if result.notes:

@@ -19,6 +19,7 @@ import numpy as np
 
 from ..arrays import check_count
 from ..errors import InvalidInput
+from ._animation import flow_gif
 from ._comparison import TOLERANCES, Curves, Plan, Tolerances, compute
 from ._curves import distance_travelled, gap
 from ._figures import agreement_figure, energy_figure, flow_figure, gap_figure, spectrum_figure
@@ -51,12 +52,14 @@ class CompareConfig(ProblemConfig):
         the problem allow
     sizes : numbers of tokens of the Gaussian samples
     repeats : clouds a size
+    animate : also write flow.gif, the particles over the ellipses of the closure
     """
 
     n_times: int = 49
     jko_steps: tuple[int, ...] | None = None
     sizes: tuple[int, ...] = (64, 128, 256, 512)
     repeats: int = 8
+    animate: bool = False
 
 
 def run(config: CompareConfig, progress: Progress = silent) -> StudyResult:
@@ -86,6 +89,7 @@ def run(config: CompareConfig, progress: Progress = silent) -> StudyResult:
         figures=_figures(problem, curves, tolerances),
         arrays=_arrays(problem, curves),
         notes=notes,
+        files={"flow.gif": flow_gif(curves.grid.t, curves.clouds, curves.closure)} if config.animate else {},
     )
     progress("done", 1.0)
     return result

@@ -14,6 +14,7 @@ from ..errors import InvalidInput
 from ..flows import Trajectory, solve
 from ..measures import Gaussian
 from ..plotting import COLOURS, STYLE
+from ._animation import flow_gif
 from ._comparison import TOLERANCES
 from ._curves import Spectrum, as_gaussians, distance_travelled, gap, spectrum
 from ._figures import flow_figure, spectrum_figure
@@ -42,9 +43,11 @@ class FlowConfig(ProblemConfig):
     Attributes
     ----------
     n_times : equally spaced times that are kept
+    animate : also write flow.gif, the particles over the ellipses of the closure
     """
 
     n_times: int = 65
+    animate: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,6 +101,7 @@ def run(config: FlowConfig, progress: Progress = silent) -> StudyResult:
         tables=[_table(r)],
         figures=[flow_figure(r.t, tokens, gaussians), spectrum_figure(r.t, *r.spectra), _gap_figure(r)],
         arrays=_arrays(r, problem),
+        files={"flow.gif": flow_gif(r.t, tokens, gaussians)} if config.animate else {},
     )
 
 
