@@ -181,6 +181,29 @@ def reproduce(
     _run("reproduce", "ReproduceConfig", _given(locals()), out, config, quiet)
 
 
+@app.command()
+def phase(
+    attention: Annotated[str | None, typer.Option(help="softmax, l2 or sinkhorn. [default: softmax]")] = None,
+    points: Annotated[int | None, typer.Option(help="Values of each eigenvalue. [default: 21]")] = None,
+    draws: Annotated[int | None, typer.Option(help="Random draws at each point. [default: 4]")] = None,
+    low: Annotated[float | None, typer.Option(help="Lowest eigenvalue of A. [default: -1]")] = None,
+    high: Annotated[float | None, typer.Option(help="Highest eigenvalue of A. [default: 1]")] = None,
+    t_end: Annotated[
+        float | None, typer.Option(help="End of each flow. [default: 1e6 for softmax, else 30]")
+    ] = None,
+    eps: Eps = None,
+    seed: Seed = None,
+    save: Annotated[
+        str | None, typer.Option(help="NPZ saved as the flows are done; a killed run resumes from it.")
+    ] = None,
+    out: Out = None,
+    config: Config = None,
+    quiet: Quiet = False,
+) -> None:
+    """Draw how Gaussian flows end over the two eigenvalues of A: class, rank and blow-up time."""
+    _run("phase", "PhaseConfig", _given(locals()), out, config, quiet)
+
+
 def _check_certificate(file: Path) -> None:
     found = import_module(".studies.convexity", __package__).check(str(file))
     if not found.valid:

@@ -73,6 +73,9 @@ def classify(attention: Attention, trajectory: Trajectory, *, tol: float = 1e-6)
     settled nor exponential, makes the member "undecided": integrate longer. Growth is exponential if tr S
     has grown tenfold and its rate over the last half of the time agrees with the rate at the end to 10%.
 
+    What is seen is seen up to the end: a direction so small that t lambda_i is still below 1 has not begun to
+    decay and counts as rank; integrate longer to be sure.
+
     The class speaks of the covariance; the mean has its own equation.
 
     Parameters
