@@ -10,6 +10,7 @@ from matplotlib.collections import LineCollection
 
 from ..arrays import ArrayLike, as_matrix, check_choice
 from ..errors import InvalidInput
+from ._style import axes_or_new
 
 __all__ = ["cone_coordinates", "disc_coordinates", "plot_cone", "plot_disc"]
 
@@ -18,6 +19,11 @@ def cone_coordinates(cov: ArrayLike) -> np.ndarray[Any, Any]:
     """S = [[a, c], [c, b]] as (a - b, 2c, a + b), (..., 3): PSD is the cone z >= sqrt(x^2 + y^2).
 
     Its axis holds the multiples of I, its boundary the matrices of rank 1.
+
+    Raises
+    ------
+    InvalidInput
+        Not 2 x 2.
     """
     S, _ = as_matrix(cov, "cov", square=True)
     if S.shape[-1] != 2:
@@ -28,28 +34,45 @@ def cone_coordinates(cov: ArrayLike) -> np.ndarray[Any, Any]:
 
 
 def disc_coordinates(cov: ArrayLike) -> np.ndarray[Any, Any]:
-    """Trace-normalised coordinates (a - b, 2c) / (a + b), (..., 2): the unit disc, rank 1 on the circle."""
+    """Trace-normalised coordinates (a - b, 2c) / (a + b), (..., 2): the unit disc, rank 1 on the circle.
+
+    Raises
+    ------
+    InvalidInput
+        Not 2 x 2, or a trace that is not positive: the zero matrix has no shape.
+    """
     xyz = cone_coordinates(cov)
+    if (xyz[..., 2] <= 0).any():
+        raise InvalidInput("cov must have a positive trace, got a zero or negative one")
     return xyz[..., :2] / xyz[..., 2:]
 
 
-def plot_cone(covs: ArrayLike, *, ax: Any, view: str = "3d", cmap: str = "viridis") -> list[Any]:
+def plot_cone(covs: ArrayLike, *, ax: Any = None, view: str = "3d", cmap: str = "viridis") -> list[Any]:
     """Draw covariance trajectories (T, B, 2, 2) in the cone, coloured from start (dark) to end (bright).
 
     Parameters
     ----------
     covs : array (T, B, 2, 2)
-    ax : axes with projection="3d" for view "3d"; plain axes for "side" (sqrt(x^2 + y^2) against z)
+    ax : axes with projection="3d" for view "3d"; plain axes for "side" (sqrt(x^2 + y^2) against z), optional
     view : "3d" or "side"
 
     Returns
     -------
     list of artists: the wire of the cone first, then one a trajectory, then the end points.
+
+    Raises
+    ------
+    InvalidInput
+        covs of another shape, or plain axes for the view "3d".
     """
     check_choice(view, "view", ("3d", "side"))
     xyz = cone_coordinates(covs)
     if xyz.ndim != 3:
         raise InvalidInput(f"covs must be (T, B, 2, 2), got shape {(*xyz.shape[:-1], 2, 2)}")
+    if view == "3d" and ax is not None and not hasattr(ax, "plot_wireframe"):
+        raise InvalidInput('ax must have projection="3d" for the view "3d"')
+    if ax is None:
+        ax = _new_axes_3d() if view == "3d" else axes_or_new(None)
     top = float(np.nanmax(xyz[..., 2]))
     artists: list[Any] = []
     if view == "side":
@@ -79,16 +102,22 @@ def plot_cone(covs: ArrayLike, *, ax: Any, view: str = "3d", cmap: str = "viridi
     return artists
 
 
-def plot_disc(covs: ArrayLike, *, ax: Axes, cmap: str = "viridis") -> list[Any]:
+def plot_disc(covs: ArrayLike, *, ax: Axes | None = None, cmap: str = "viridis") -> list[Any]:
     """Draw the shapes of covariance trajectories (T, B, 2, 2) on the unit disc.
 
     Returns
     -------
     list of artists: the circle, one line collection a trajectory, the end points.
+
+    Raises
+    ------
+    InvalidInput
+        covs of another shape, or with a trace that is not positive.
     """
     xy = disc_coordinates(covs)
     if xy.ndim != 3:
         raise InvalidInput(f"covs must be (T, B, 2, 2), got shape {(*xy.shape[:-1], 2, 2)}")
+    ax = axes_or_new(ax)
     angle = np.linspace(0, 2 * np.pi, 200)
     artists: list[Any] = list(ax.plot(np.cos(angle), np.sin(angle), color="0.6", lw=1))
     artists += [_coloured(ax, xy[:, k, 0], xy[:, k, 1], cmap) for k in range(xy.shape[1])]
@@ -97,6 +126,12 @@ def plot_disc(covs: ArrayLike, *, ax: Axes, cmap: str = "viridis") -> list[Any]:
         xlabel="$(a-b)/(a+b)$", ylabel="$2c/(a+b)$", aspect="equal", xlim=(-1.08, 1.08), ylim=(-1.08, 1.08)
     )
     return artists
+
+
+def _new_axes_3d() -> Any:
+    from matplotlib import pyplot as plt
+
+    return plt.figure(layout="constrained").add_subplot(projection="3d")
 
 
 def _coloured(ax: Axes, x: np.ndarray[Any, Any], y: np.ndarray[Any, Any], cmap: str) -> LineCollection:

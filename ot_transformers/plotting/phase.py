@@ -11,7 +11,9 @@ from matplotlib.colors import BoundaryNorm, ListedColormap, LogNorm
 from matplotlib.patches import Patch
 
 from ..analysis import CLASSES, PhaseDiagram
-from ..arrays import check_choice
+from ..arrays import check_choice, check_count, describe
+from ..errors import InvalidInput
+from ._style import axes_or_new
 
 __all__ = ["CLASS_COLOURS", "plot_phase", "plot_rank_histogram"]
 
@@ -19,7 +21,7 @@ CLASS_COLOURS = ("#bbbbbb", "#332288", "#44aa99", "#ddcc77", "#cc6677", "#882255
 """One colour a class of `CLASSES` (Tol's muted scheme, safe for colour-blind readers)."""
 
 
-def plot_phase(diagram: PhaseDiagram, *, ax: Axes, show: str = "class") -> list[Any]:
+def plot_phase(diagram: PhaseDiagram, *, ax: Axes | None = None, show: str = "class") -> list[Any]:
     """Draw a phase diagram: most frequent class, mean rank of the limit, or median blow-up time.
 
     One axis is drawn as stacked shares of the classes (or a curve); two axes as a heat map.
@@ -27,14 +29,22 @@ def plot_phase(diagram: PhaseDiagram, *, ax: Axes, show: str = "class") -> list[
     Parameters
     ----------
     diagram : PhaseDiagram
-    ax : matplotlib axes
+    ax : matplotlib axes, optional
     show : "class", "rank" or "blow-up time"
 
     Returns
     -------
     list of artists
+
+    Raises
+    ------
+    InvalidInput
+        No PhaseDiagram, or another `show`.
     """
+    if not isinstance(diagram, PhaseDiagram):
+        raise InvalidInput(f"diagram must be a PhaseDiagram, got {describe(diagram)}")
     check_choice(show, "show", ("class", "rank", "blow-up time"))
+    ax = axes_or_new(ax)
     names = list(diagram.axes)
     if len(names) == 1:
         return _one_axis(diagram, ax, show, names[0])
@@ -94,7 +104,12 @@ def _one_axis(diagram: PhaseDiagram, ax: Axes, show: str, name: str) -> list[Any
 
 
 def plot_rank_histogram(
-    ranks: Sequence[Any], labels: Sequence[str], *, ax: Axes, dim: int, expected: int | None = None
+    ranks: Sequence[Any],
+    labels: Sequence[str],
+    *,
+    dim: int,
+    ax: Axes | None = None,
+    expected: int | None = None,
 ) -> list[Any]:
     """Draw histograms of integer ranks 0..dim side by side, -1 (no limit) as its own bar.
 
@@ -103,12 +118,24 @@ def plot_rank_histogram(
     ranks : list of integer arrays
     labels : their names
     dim : largest possible rank
+    ax : matplotlib axes, optional
     expected : rank that theory gives, drawn as a band
 
     Returns
     -------
     list of bar containers
+
+    Raises
+    ------
+    InvalidInput
+        Not one label for each array, or a rank outside -1..dim.
     """
+    check_count(dim, "dim")
+    if not ranks or len(ranks) != len(labels):
+        raise InvalidInput(f"labels must name each of the ranks, got {len(labels)} labels for {len(ranks)}")
+    if any(((np.asarray(r) < -1) | (np.asarray(r) > dim)).any() for r in ranks):
+        raise InvalidInput(f"ranks must lie in -1..{dim}")
+    ax = axes_or_new(ax)
     bins = np.arange(-1, dim + 1)
     width = 0.8 / len(ranks)
     if expected is not None:

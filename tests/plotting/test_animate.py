@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.animation import FFMpegWriter
 from PIL import Image
 
 from ot_transformers import Gaussian, Particles
@@ -17,6 +18,7 @@ from ot_transformers.plotting import animate_ellipses, animate_particles, save_a
 @pytest.mark.parametrize("d", [1, 2, 4])
 def test_gif_has_a_frame_for_each_state_and_the_view_follows_a_blow_up(d: int, tmp_path: Path) -> None:
     x = np.random.default_rng(0).standard_normal((6, d))
+    x -= x.mean(0)  # the picture is centred at the mean of the start, which must not move
     flow = [Particles(x * 10.0**k) for k in range(4)]
     ellipses = [Gaussian(np.zeros(d), np.eye(d) * 100.0**k) for k in range(4)]
     animation = animate_particles(flow, gaussians=ellipses)
@@ -32,7 +34,19 @@ def test_gif_has_a_frame_for_each_state_and_the_view_follows_a_blow_up(d: int, t
         np.testing.assert_allclose(np.linalg.norm(ring.get_xydata(), axis=1), 2000.0)
     late = np.ptp(axes.get_xlim())
     animation._func(0)  # type: ignore[attr-defined]
-    np.testing.assert_allclose(late / np.ptp(axes.get_xlim()), 1000.0, rtol=1e-6)
+    np.testing.assert_allclose(late / np.ptp(axes.get_xlim()), 1000.0, rtol=1e-9)
+
+
+def test_mp4_needs_ffmpeg(tmp_path: Path) -> None:
+    animation = animate_ellipses([Gaussian(np.zeros(2), np.eye(2) * (1.0 + k)) for k in range(3)])
+    if not FFMpegWriter.isAvailable():
+        with pytest.raises(InvalidInput, match="ffmpeg is missing"):
+            save_animation(animation, tmp_path / "flow.mp4")
+        assert not list(tmp_path.iterdir())
+        animation._func(0)  # type: ignore[attr-defined]
+        return
+    data = save_animation(animation, tmp_path / "flow.mp4").read_bytes()
+    assert data[4:8] == b"ftyp"
 
 
 def test_bad_input_is_refused(tmp_path: Path) -> None:
