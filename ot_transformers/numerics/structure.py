@@ -20,8 +20,9 @@ class Mobility(NamedTuple):
     D : Tensor (d, d), symmetric positive definite (meaningless where `residual` is large)
     sign : +1 or -1
     residual : float
-        max of |A - A^T| / |A|, |V - sign D A| / |V| and the relative distance of D to the positive definite
-        matrices; at rounding level iff the structure exists.
+        max of |A - A^T| / |A| (at most 2), the least |V - sign D A| / |V| over symmetric D (at most 1) and the
+        relative distance of that D to the positive definite matrices (at most 1); at rounding level iff the
+        structure exists.
     reason : str
         What the largest part of the residual speaks of.
     """
@@ -33,11 +34,15 @@ class Mobility(NamedTuple):
 
 
 def find_mobility(A: Tensor, V: Tensor) -> Mobility:
-    """Find D and the sign with V = sign D A, for regular and singular symmetric A.
+    """Find D and the sign with V = sign D A, for regular and singular symmetric A, by least squares.
 
-    With A = U diag(a) U^T of rank r, the equation determines D on the range of A: D U_r = sign V U_r / a_r.
-    In the basis (range, kernel) this is W = (W11, W21), and D = [[W11, W21^T], [W21, X]] is positive definite
-    for X = W21 W11^{-1} W21^T + c I iff W11 is; c is the mean eigenvalue of W11. V must vanish on ker A.
+    In the eigenbasis of A, eigenvalues a_i, the symmetric D that minimises |V - sign D A| is
+
+        D_ij = sign (V_ij a_j + a_i V_ji) / (a_i^2 + a_j^2),
+
+    free on the kernel of A. It takes each entry from the larger of a_i, a_j, so that small eigenvalues do not
+    amplify rounding, and its residual is at most |V|. In the basis (range, kernel) it is [[W11, W21^T],
+    [W21, X]], positive definite for X = W21 W11^{-1} W21^T + c I iff W11 is; c is the mean eigenvalue of W11.
     """
     d = A.shape[-1]
     a_size, v_size = torch.linalg.matrix_norm(A), torch.linalg.matrix_norm(V)
@@ -56,13 +61,17 @@ def find_mobility(A: Tensor, V: Tensor) -> Mobility:
     a, U = torch.linalg.eigh(symmetrise(A))
     keep = a.abs() > a.abs().max() * d * torch.finfo(a.dtype).eps
     Ur, Uk = U[:, keep], U[:, ~keep]
-    W = (V @ Ur) / a[keep]
-    W11, W21 = Ur.mT @ W, Uk.mT @ W
-    sign = 1 if float(W11.diagonal().sum()) >= 0 else -1
-    W11, W21 = sign * W11, sign * W21
-    skew = float(torch.linalg.matrix_norm(W11 - W11.mT) / torch.linalg.matrix_norm(W11).clamp_min(1e-300))
+    sign = 1 if float((V * A.mT).sum()) >= 0 else -1  # tr(V A) = sign tr(A D A)
+    top = a.abs().max()
+    v, a = sign * U.mT @ V @ U, torch.where(keep, a / top, 0.0)  # squares of tiny entries would underflow
+    squares = a.square().unsqueeze(-1) + a.square()
+    free = squares == 0
+    least = torch.where(free, 0.0, (v * a + (v * a).mT) / torch.where(free, 1.0, squares))
+    misfit = float(torch.linalg.matrix_norm(v - least * a) / v_size)
+    W11, W21 = least[keep][:, keep] / top, least[~keep][:, keep] / top
     w, R = torch.linalg.eigh(symmetrise(W11))
-    indefinite = float((-w[0]).clamp_min(0.0) / w.abs().max().clamp_min(1e-300))
+    lowest = float(w[0] / w.abs().max().clamp_min(1e-300))
+    indefinite = max(-lowest, 0.0)
     if float(w[0]) <= 1e-13 * float(w.abs().max()):
         indefinite = max(indefinite, 1e-3)  # not definite: D^{-1} would not be an inner product
     floor = w.abs().max().clamp_min(1e-300) * 1e-13
@@ -73,13 +82,10 @@ def find_mobility(A: Tensor, V: Tensor) -> Mobility:
     blocks = torch.cat([torch.cat([D11, W21.mT], -1), torch.cat([W21, corner], -1)], -2)
     basis = torch.cat([Ur, Uk], -1)
     D = symmetrise(basis @ blocks @ basis.mT)
-    misfit = float(torch.linalg.matrix_norm(V - sign * D @ symmetrise(A)) / v_size)
     parts = {
         asymmetric: asymmetry,
-        f"V is not sign D A for a symmetric D: |V - sign D A| / |V| = {max(misfit, skew):.3g}": max(
-            misfit, skew
-        ),
-        f"D is not positive definite: its smallest eigenvalue is {-indefinite:.3g} of the largest": indefinite,
+        f"V is not sign D A for a symmetric D: |V - sign D A| / |V| = {misfit:.3g} at best": misfit,
+        f"D is not positive definite: its smallest eigenvalue is {lowest:.3g} of the largest": indefinite,
     }
     reason = max(parts, key=lambda k: parts[k])
     return Mobility(D, sign, parts[reason], reason)
