@@ -80,16 +80,18 @@ class System:
 
     def field(self, t: Tensor, y: Tensor) -> Tensor:
         """dy/dt (B, features)."""
-        z = self.unpack(y)
         if self._gaussian is not None:
+            # A stage behind a trial step too long may hold NaN or an infinite covariance, on which eigh and svd
+            # raise for the whole batch: NaN is the answer there, and the step is cut.
+            sane = torch.isfinite(y.square().sum(-1, keepdim=True))
+            z = self.unpack(torch.where(sane, y, self.y0))
             L = z[..., 1:]
             b, M = self._gaussian(z[..., 0], L)
             dz = torch.cat([b.expand(*self.batch_shape, -1).unsqueeze(-1), M @ L], -1)
-        else:
-            assert self._particles is not None
-            assert self.weights is not None
-            dz = self._particles(z, self.weights)
-        return dz.reshape(y.shape)
+            return torch.where(sane, dz.reshape(y.shape), torch.nan)
+        assert self._particles is not None
+        assert self.weights is not None
+        return self._particles(self.unpack(y), self.weights).reshape(y.shape)
 
     def field_of_many(self, y: Tensor) -> Tensor:
         """dy/dt (k, features) at k states of a Gaussian without batch dimensions."""

@@ -103,7 +103,7 @@ def solve(
     if not isinstance(attention, Attention):
         raise InvalidInput(f"attention must be an Attention, got {describe(attention)}")
     mu = as_measure(measure)
-    attention._check_dim(mu.dim, "measure")
+    attention._check(mu, "measure")
     opts = Options(
         t_end, rtol, atol, save_at, max_steps, stop_when_converged, converged_tol, progress, method
     )

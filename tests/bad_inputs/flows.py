@@ -100,6 +100,11 @@ ROWS: list[tuple[str, Callable[[], object], str]] = [
     ("jko-step-tau", lambda: otf.jko_step(ENERGY, G, float("inf")), r"tau must be finite"),
     ("jko-step-energy", lambda: otf.jko_step(None, G, 0.1), r"energy must be an Energy"),  # type: ignore[arg-type]
     ("structure-attention", lambda: otf.gradient_structure(ENERGY), r"attention must be an Attention"),  # type: ignore[arg-type]
+    (
+        "solve-batches",
+        lambda: otf.solve(BATCH, otf.Gaussian(np.zeros((5, 2)), np.stack([np.eye(2)] * 5)), 1.0),
+        "batch",
+    ),
     ("structure-batch", lambda: otf.gradient_structure(BATCH), r"attention has a batch of A"),
     (
         "structure-none",

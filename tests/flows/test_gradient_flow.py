@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 
@@ -229,3 +231,30 @@ def test_a_flow_stops_at_the_edge_of_the_domain_of_its_energy():
     assert run.status == "step limit"
     assert run.last_times == pytest.approx(0.5, abs=1e-6)
     assert run.states[0].cov[0, 0] == pytest.approx(1 / 1.2, rel=1e-7)
+
+
+def test_a_trial_step_that_leaves_the_domain_is_cut_and_nothing_raises():
+    """Known fault: a stage that was NaN reached eigh and svd, whose errors ended the flow of the whole batch."""
+    rng = np.random.default_rng(3)
+    x = rng.standard_normal((12, 3, 3))
+    A = 0.1 * (x + x.swapaxes(-1, -2))[0]
+    start = otf.Gaussian(rng.standard_normal((12, 3)), x @ x.swapaxes(-1, -2))
+    energy = otf.InteractionEnergy(A)
+    finite = np.isfinite(energy.value(start))
+    start = otf.Gaussian(start.mean[finite], start.cov[finite])
+    for sign in (1, -1):
+        for metric in (otf.BuresWasserstein(), otf.TwistedWasserstein(A, D=np.eye(3), sign=sign)):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", otf.NotConverged)
+                batch = otf.gradient_flow(sign * energy, start, 2.0, metric=metric, max_steps=30)
+                one = otf.gradient_flow(
+                    sign * energy,
+                    otf.Gaussian(start.mean[0], start.cov[0]),
+                    2.0,
+                    metric=metric,
+                    max_steps=30,
+                )
+            assert np.isfinite(batch.states[-1].cov).all()
+            assert batch.status[0] == one.status
+            values = np.asarray(batch.energies["energy"])
+            assert (np.diff(values[:, 0]) <= 1e-9 * np.abs(values[:-1, 0])).all()
