@@ -16,6 +16,7 @@ from ..errors import InvalidInput, OTTransformersError
 from ..measures import Gaussian, Measure, Particles
 from ..metrics import BuresWasserstein, TwistedWasserstein, Wasserstein
 from ..numerics.twisted import geodesic_acceleration, kernel_at
+from ..numerics.twisted_gaussians import gaussian_acceleration, gaussian_log_speed, horizontal
 from ..spd import symmetrise
 from ._states import CloudState, GaussianState, State, energy_of
 from .hessian import EigenPair, riemannian_hessian
@@ -54,7 +55,8 @@ def find_nonconvexity(
     energy : Energy
     metric : Wasserstein, BuresWasserstein or TwistedWasserstein
     kind : "particles" or "gaussian", optional
-        Where to search; by default Gaussians for BuresWasserstein and for energies of Gaussians alone.
+        Where to search; by default Gaussians for BuresWasserstein and for energies of Gaussians alone. In the
+        twisted metric Gaussians are searched in the metric restricted to affine velocities.
     n : int
         Particles of equal weight; 1 searches Dirac masses.
     dim : int, optional
@@ -98,7 +100,8 @@ def find_nonconvexity(
     where = check_choice(kind or _default_kind(energy, metric), "kind", ("particles", "gaussian"))
     if where == "particles" and isinstance(metric, BuresWasserstein):
         raise InvalidInput("kind must be 'gaussian' for BuresWasserstein, got 'particles'")
-    problem = (_Clouds if where == "particles" else _Gaussians)(energy, metric, d, n, radius)
+    gaussians = _TwistedGaussians if isinstance(metric, TwistedWasserstein) else _Gaussians
+    problem = (_Clouds if where == "particles" else gaussians)(energy, metric, d, n, radius)
     generator = make_generator(check_count(seed, "seed", 0))
     best: tuple[Measure, EigenPair] | None = None
     trace: list[float] = []
@@ -179,8 +182,14 @@ class _Problem:
         """The geodesic to second order and |v|^2, differentiable in the measure and the direction."""
         raise AssertionError
 
+    def inside(self, z: Floats) -> bool:
+        """Whether the measure lies in the domain of the metric."""
+        return True
+
     def quotient(self, z: Floats) -> tuple[float, Floats]:
         """Hess F(v, v) / |v|^2 and its gradient: three reverse sweeps."""
+        if not self.inside(z):
+            return 1e300, np.zeros_like(z)
         with torch.enable_grad():
             y = torch.from_numpy(z.copy()).requires_grad_()
             s = torch.zeros((), dtype=torch.float64, requires_grad=True)
@@ -230,8 +239,6 @@ class _Gaussians(_Problem):
 
     def __init__(self, energy: Energy, metric: Any, d: int, n: int, radius: float) -> None:
         super().__init__(energy, metric, d, n, radius)
-        if self.twisted:
-            raise InvalidInput("kind must be 'particles' in the twisted metric, got 'gaussian'")
         self.rows, self.cols = torch.tril_indices(d, d)
         w, U = torch.linalg.eigh(self.D)
         self.root, self.unroot = (U * w.sqrt()) @ U.mT, (U / w.sqrt()) @ U.mT
@@ -275,3 +282,33 @@ class _Gaussians(_Problem):
             return GaussianState(m + s * (self.root @ b), symmetrise(moved @ moved.mT))
 
         return path, square
+
+
+class _TwistedGaussians(_Gaussians):
+    """Regular Gaussians in the restricted twisted metric; directions (b, M), M any matrix: M L is made horizontal."""
+
+    def direction(self, tangent: Any) -> Floats:
+        return torch.cat(
+            [torch.as_tensor(t).detach().double().reshape(-1) for t in (tangent.b, tangent.M)]
+        ).numpy()
+
+    def inside(self, z: Floats) -> bool:
+        L = self._factor(torch.from_numpy(z[self.d : self.d + len(self.rows)].copy()))
+        A, _ = twisted_parameters(self.metric, L)
+        return float(torch.linalg.matrix_norm(L.mT @ A @ L, 2)) < 1.0
+
+    def path(self, z: Tensor) -> tuple[Callable[[Tensor], State], Tensor]:
+        d, k = self.d, len(self.rows)
+        m, L, b = z[:d], self._factor(z[d : d + k]), z[d + k : 2 * d + k]
+        A, D = twisted_parameters(self.metric, m)
+        Dinv = torch.linalg.inv(D)
+        q = torch.cat([m.unsqueeze(-1), L], -1)
+        v = horizontal(q, torch.cat([b.unsqueeze(-1), z[2 * d + k :].reshape(d, d) @ L], -1), A, Dinv)
+        a = gaussian_acceleration(q, v, A, D, Dinv)
+        log_square, _ = gaussian_log_speed(m, L, v[:, 0], v[:, 1:], A, Dinv)
+
+        def path(s: Tensor) -> State:
+            moved = q + s * v + 0.5 * s * s * a
+            return GaussianState(moved[:, 0], symmetrise(moved[:, 1:] @ moved[:, 1:].mT))
+
+        return path, torch.exp(log_square)

@@ -150,9 +150,9 @@ ROWS: list[tuple[str, Callable[[], object], str]] = [
     ("search starts", lambda: find_nonconvexity(E, M, n_starts=0), "n_starts must be at least 1"),
     ("search kind", lambda: find_nonconvexity(E, M, kind="grid"), "kind must be one of"),  # type: ignore[arg-type]
     (
-        "search twisted Gaussians",
-        lambda: find_nonconvexity(E, M, kind="gaussian"),
-        "kind must be 'particles'",
+        "search twisted Gaussians, radius of none in the domain",
+        lambda: find_nonconvexity(E, M, kind="gaussian", radius=1e4, n_starts=2),
+        "energy has no usable start among 2",
     ),
     (
         "search Bures clouds",
