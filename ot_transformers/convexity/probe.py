@@ -43,7 +43,8 @@ class ConvexityProbe:
     modulus_error : array (...)
         Error of the modulus.
     verdict : "convex", "not convex" or "undecided"
-        For lambda-convexity with the `threshold` asked for; a NumPy array of these for a batch. "convex" speaks of the times probed; "undecided" is inside the error.
+        For lambda-convexity with the `threshold` asked for; a NumPy array of these for a batch. "convex" speaks
+        of the times probed; "undecided" is inside the error.
     differences, difference_errors : array (..., T)
         Plain second differences of values (F(t+h) - 2 F(t) + F(t-h)) / h^2 as an independent check, NaN at
         times too close to an end, with their rounding plus estimated truncation error.
