@@ -41,3 +41,18 @@ def test_help_needs_no_torch() -> None:
         [sys.executable, "-m", "ot_transformers", "--version"], capture_output=True, text=True
     )
     assert done.stdout.strip() == otf.__version__
+
+
+def test_every_public_name_has_a_page() -> None:
+    pages = (Path(__file__).parents[1] / "docs" / "api.rst").read_text().split()
+    for module in (otf, otf.plotting):
+        kept = {
+            "COLOURS",
+            "MARKERS",
+            "STYLE",
+            "Plane",
+            "eigenvalues_along",
+            "cone_coordinates",
+            "disc_coordinates",
+        }
+        assert set(module.__all__) - kept <= set(pages)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -87,6 +87,7 @@ def phase_diagram(
     rtol: float = 1e-7,
     atol: float = 1e-9,
     max_steps: int = 20_000,
+    method: Literal["explicit", "auto"] = "auto",
     progress: Callable[[int, int], None] | None = None,
     mapper: Mapper = map,
 ) -> PhaseDiagram:
@@ -106,6 +107,9 @@ def phase_diagram(
     n_draws : int
         Random draws for each grid point (the generator's business to use).
     seed, chunk : int
+    rtol, atol, max_steps, method
+        Of each flow, as in `solve`. Flows along which a direction grows by many decades beside another one are
+        stiff: "auto" goes on implicitly where explicit steps become many.
     file : path, optional
         NPZ for saving as it goes; "<file>.part" holds finished chunks until the diagram is complete.
     progress : callable (done, total), optional
@@ -129,11 +133,12 @@ def phase_diagram(
     total = int(np.prod(shape))
     mesh = np.meshgrid(*grid.values(), np.arange(n_draws), indexing="ij")[:-1]
     flat = {name: values.reshape(-1) for name, values in zip(grid, mesh, strict=True)}
-    stamp = _stamp(grid, t_end, n_draws, seed, chunk, rtol, atol, max_steps)
+    stamp = _stamp(grid, t_end, n_draws, seed, chunk, rtol, atol, max_steps, method)
     part = None if file is None else Path(f"{file}.part")
     done = _resume(part, stamp)
     start = len(next(iter(done.values()))) if done else 0
-    run = partial(_run_chunk, build, seed, t_end, rtol, atol, max_steps)
+    options = {"rtol": rtol, "atol": atol, "max_steps": max_steps, "method": method}
+    run = partial(_run_chunk, build, seed, t_end, options)
     begins = range(start, total, chunk)
     jobs = ((b // chunk, {name: v[b : b + chunk] for name, v in flat.items()}) for b in begins)
     if progress is not None:
@@ -152,7 +157,7 @@ def phase_diagram(
 
 
 def _run_chunk(
-    build: Build, seed: int, t_end: float, rtol: float, atol: float, max_steps: int, job: Job
+    build: Build, seed: int, t_end: float, options: dict[str, Any], job: Job
 ) -> dict[str, np.ndarray[Any, Any]]:
     index, values = job
     size = len(next(iter(values.values())))
@@ -165,7 +170,7 @@ def _run_chunk(
             f"build must return a Gaussian of batch shape ({size},), got {gaussian.batch_shape}"
         )
     times = np.concatenate([[0.0], np.geomspace(1e-3 * t_end, t_end, 25)])
-    run = solve(attention, gaussian, t_end, rtol=rtol, atol=atol, save_at=times, max_steps=max_steps)
+    run = solve(attention, gaussian, t_end, save_at=times, **options)
     kind = classify(attention, run)
     trace = run.states[-1].factor_t.detach().square().sum((-2, -1)).cpu().numpy()
     return {
@@ -188,7 +193,7 @@ def _axis(name: str, values: Sequence[float]) -> np.ndarray[Any, Any]:
     return a
 
 
-def _stamp(grid: dict[str, np.ndarray[Any, Any]], *settings: float) -> str:
+def _stamp(grid: dict[str, np.ndarray[Any, Any]], *settings: float | str) -> str:
     """A digest of what makes two diagrams the same job."""
     text = json.dumps([{k: v.tolist() for k, v in grid.items()}, *settings])
     return hashlib.sha256(text.encode()).hexdigest()
