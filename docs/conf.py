@@ -40,3 +40,5 @@ sphinx_gallery_conf = {
     "remove_config_comments": True,
 }
 exclude_patterns = ["_build"]
+# "times" in a type of one docstring names no attribute of another class.
+suppress_warnings = ["ref.python"]

@@ -20,7 +20,7 @@ from torch import Tensor
 from ..arrays import readable
 from ..forward_mode import nested_jvp
 from ..linalg import solve
-from ..spd import eigh_psd, sqrt_psd, symmetrise
+from ..spd import eigh_psd, solve_lyapunov, symmetrise
 
 __all__ = [
     "coupling_covariance",
@@ -50,11 +50,8 @@ def coupling_covariance_of_factor(L: Tensor, B: Tensor) -> Tensor:
     Tensor (..., d, d)
         C; smooth in L and B to any order, at every rank.
     """
-    K = L.mT @ B @ L
-    eye = torch.eye(K.shape[-2], dtype=K.dtype, device=K.device)
-    # The form (sqrt(1 + 4 w) - 1) / (2 w) loses every digit for small w and needs w > 0.
-    half = sqrt_psd(eye + 4.0 * symmetrise(K @ K.mT))
-    return 2.0 * symmetrise(L @ solve(eye + half, L.mT))
+    X: Tensor = _Contraction.apply(L.mT @ B @ L)  # type: ignore[no-untyped-call]
+    return symmetrise(L @ X @ L.mT)
 
 
 def coupling_covariance(S: Tensor, B: Tensor, T: Tensor | None = None) -> Tensor:
@@ -142,6 +139,45 @@ class _Coupling(torch.autograd.Function):
         N, C = ctx.saved_tensors
         dT, dN = (torch.zeros_like(C) if t is None else symmetrise(t) for t in grad_inputs)
         return _solve_sylvester(_linear_part(C, N), dT - symmetrise(C @ dN @ C))
+
+
+class _Contraction(torch.autograd.Function):
+    """X = 2 (I + (I + 4 K K^T)^(1/2))^(-1), the PSD solution of X + X K K^T X = I.
+
+    From singular values of K: eigenvalues of K K^T lose twice the digits where a covariance is stretched.
+    With W = I/2 + K K^T X, which commutes with X, dX W + W dX = -X d(K K^T) X.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(K: Tensor) -> Tensor:
+        U, s, _ = torch.linalg.svd(K)
+        # hypot does not overflow; (sqrt(1 + 4 w) - 1) / (2 w) would lose every digit for small w.
+        return symmetrise((U * (2.0 / (1.0 + torch.hypot(torch.ones_like(s), 2.0 * s))).unsqueeze(-2)) @ U.mT)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.save_for_backward(inputs[0], output)
+        ctx.save_for_forward(inputs[0], output)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
+        K, X = ctx.saved_tensors
+        Z = solve_lyapunov(_commuting_part(K, X), symmetrise(grad_outputs[0]))
+        return -2.0 * X @ Z @ X @ K
+
+    @staticmethod
+    @nested_jvp
+    def jvp(ctx: Any, *grad_inputs: Any) -> Any:
+        K, X = ctx.saved_tensors
+        XK = X @ K
+        return solve_lyapunov(_commuting_part(K, X), -2.0 * symmetrise(X @ grad_inputs[0] @ XK.mT))
+
+
+def _commuting_part(K: Tensor, X: Tensor) -> Tensor:
+    eye = torch.eye(X.shape[-1], dtype=X.dtype, device=X.device)
+    return 0.5 * eye + symmetrise(K @ (K.mT @ X))
 
 
 class _Transport(torch.autograd.Function):
