@@ -211,19 +211,25 @@ def _load(text: str, model: str | Path | None) -> tuple[Any, Any, list[str]]:
     transformers.utils.logging.disable_progress_bar()
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        network = transformers.AutoModel.from_pretrained(folder, local_files_only=True).eval()
-    except (OSError, ValueError, KeyError, RuntimeError) as err:
+        network, found = transformers.AutoModel.from_pretrained(
+            folder, local_files_only=True, output_loading_info=True
+        )
+    except (OSError, ValueError, KeyError, RuntimeError, _needed("safetensors").SafetensorError) as err:
         reason = " ".join(str(err).split())
         raise InvalidInput(f"model cannot be loaded: {folder} ({reason[:160]})") from err
     finally:
         if bars:
             transformers.utils.logging.enable_progress_bar()
+    # Weights that are not in the file are drawn at random; a pooler, which comes after the layers, may lack.
+    missing = sorted(k for k in found["missing_keys"] if "pooler" not in k)
+    if missing:
+        raise InvalidInput(f"model has no weights for {missing[0]} and {len(missing) - 1} others: {folder}")
     encoded = tokenizer(text, return_tensors="pt", truncation=False)
     n, room = encoded["input_ids"].shape[1], int(network.config.max_position_embeddings)
     if n > room:
         raise InvalidInput(f"text has {n} tokens, the model has room for {room}")
     names = tokenizer.convert_ids_to_tokens(encoded["input_ids"][0].tolist())
-    return network, encoded, list(names)
+    return network.eval(), encoded, list(names)
 
 
 def _folder(model: str | Path | None) -> str:

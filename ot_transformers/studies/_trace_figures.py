@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.ticker import MaxNLocator
 
 from ..plotting import COLOURS, MARKERS, STYLE
-from ..plotting._style import time_colours
+from ..plotting._style import plain_log, time_colours
 from ._result import StudyFigure, new_figure
 from ._trace_closure import Closures
 from ._trace_clouds import Clouds, Distances
@@ -69,14 +69,14 @@ def distance_figure(d: Distances, c: Clouds, components: int) -> StudyFigure:
     figure, axes = new_figure(1, 2, width=5.4, height=3.9)
     with mpl.rc_context(STYLE):
         left, right = axes[0]
-        _line(left, d.labelled, 0, "labelled: each token to its image", ms=9, mfc="white", mew=1.4)
-        _line(left, d.optimal, 1, "$W_2$ of the clouds", ms=4, ls="--")
-        _line(left, d.gaussian, 2, "Bures-Wasserstein of the Gaussians")
+        _line(left, d.labelled, 0, "labelled", ms=9, mfc="white", mew=1.4)
+        _line(left, d.optimal, 1, "$W_2$", ms=4, ls="--")
+        _line(left, d.gaussian, 2, "Bures-Wasserstein")
         _line(left, d.mean_shift, 3, "shift of the mean")
         top = 1.32 * float(d.labelled.max())
         left.set(ylabel="distance", ylim=(0, top if top > 0 else 1.0))
         left.set_title("Distance from the cloud before a layer to that after")
-        left.legend(loc="upper left", ncols=2, fontsize=8.5)
+        left.legend(loc="upper left", ncols=2)
         _layers(left, "layer")
         _line(right, c.gaussianity, 0, "the tokens")
         null = {"color": COLOURS[1], "lw": 1.4}
@@ -102,7 +102,7 @@ def head_figure(h: Heads, chance: Mapping[str, float]) -> StudyFigure:
     figure, axes = new_figure(1, 2, width=max(4.2, 1.6 + 0.42 * H), height=max(3.0, 1.3 + 0.4 * L))
     panels = (
         (h.asymmetry, chance["asymmetry"], r"Asymmetry $|A - A^T|\,/\,(2\,|A|)$"),
-        (h.attained, chance["attained"], r"Misfit $\min_D\,|V - \sigma D A_s|\,/\,|V|$"),
+        (h.attained, chance["attained"], r"Misfit $|V - \sigma D A_s|\,/\,|V|$, best $D$"),
     )
     with mpl.rc_context(STYLE):
         for ax, (values, level, title) in zip(axes[0], panels, strict=True):
@@ -132,54 +132,45 @@ def head_figure(h: Heads, chance: Mapping[str, float]) -> StudyFigure:
 
 def closure_figure(c: Closures, n: int) -> StudyFigure:
     """What the Gaussian closure misses in each layer, and what explains it."""
-    figure, axes = new_figure(1, 2, width=5.4, height=4.1)
+    figure, axes = new_figure(1, 3, width=4.5, height=4.0)
     layers = np.arange(len(c.gap))
     with mpl.rc_context(STYLE):
-        left, right = axes[0]
+        left, middle, right = axes[0]
         _line(left, c.gap, 1, "Gaussian closure, the tokens")
-        left.errorbar(
-            layers,
-            c.gaussian,
-            c.gaussian_spread,
-            color=COLOURS[0],
-            marker=MARKERS[0],
-            ms=5,
-            capsize=3,
-            label=f"Gaussian closure, {n} Gaussian tokens",
-        )
-        _line(left, c.constant, 7, "best constant", ls=":", lw=1.3, ms=4)
-        _line(left, c.affine, 2, "best affine map (tokens left out)", ls="--")
+        _line(left, c.gaussian, 0, "Gaussian closure, Gaussian tokens")
+        left.errorbar(layers, c.gaussian, c.gaussian_spread, color=COLOURS[0], fmt="none", capsize=3)
+        _line(left, c.constant, 7, "best constant", ls=":", lw=1.3, marker="D", ms=3.5)
+        _line(left, c.affine, 2, "best affine map, tokens left out", ls="--")
         left.set_yscale("log")
         low = min(float(v.min()) for v in (c.gap, c.gaussian, c.constant, c.affine))
         top = max(float(v.max()) for v in (c.gap, c.gaussian))
-        left.set_ylim(0.6 * low if low > 0 else None, 8 * top if top > 0 else None)
+        if 0 < low < top:
+            left.set_ylim(low / (top / low) ** 0.08, top * (top / low) ** 0.55)
+            plain_log(left.yaxis)
         left.set_ylabel(r"$E|\Gamma - \mathrm{approximation}|^2\,/\,E|\Gamma|^2$")
-        left.set_title("Share of the attention that an approximation misses")
+        left.set_title("Share of the attention that is missed")
         left.legend(loc="upper right", fontsize=8.5)
-        _line(right, c.mean_gap, 0, r"closure, $dm/dt$")
-        _line(right, c.cov_gap, 1, r"closure, $dS/dt$")
-        right.set(
-            ylabel="relative difference", ylim=(0, 1.15 * float(max(c.mean_gap.max(), c.cov_gap.max())))
-        )
-        right.set_title("Moments: closure against tokens; width of the scores")
-        twin = right.twinx()
-        twin.grid(visible=False)
-        _line(twin, c.spread, 2, "standard deviation of the scores", ls="--")
-        twin.axhline(np.sqrt(2 * np.log(n)), color=COLOURS[2], lw=1, ls=":", label=r"$\sqrt{2\,\log n}$")
-        twin.set(ylabel="standard deviation of the scores", ylim=(0, 1.15 * max(float(c.spread.max()), 4.0)))
-        twin.spines["right"].set_visible(True)
-        handles = [*right.get_lines(), *twin.get_lines()]
-        right.legend(handles=handles, loc="upper right")
-        for ax in (left, right):
+        _line(middle, c.mean_gap, 0, "$dm/dt$")
+        _line(middle, c.cov_gap, 1, "$dS/dt$")
+        middle.set(ylabel="relative difference", ylim=(0, None))
+        middle.set_title("Moments: closure against tokens")
+        middle.legend(loc="upper right")
+        _line(right, c.spread, 0, "scores of a token")
+        right.axhline(np.sqrt(2 * np.log(n)), color=COLOURS[1], ls="--", lw=1.3, label=r"$\sqrt{2\,\log n}$")
+        right.set(ylabel="standard deviation", ylim=(0, None))
+        right.set_title("Width of the scores")
+        right.legend(loc="upper right")
+        for ax in (left, middle, right):
             _layers(ax, "layer")
     return StudyFigure(
         "closure",
         figure,
         "Left: mean square error of approximations of the self-attention at the tokens, relative to its mean "
-        "square: the Gaussian closure of the tokens; the same closure where the tokens are drawn from the "
-        "Gaussian; the best constant; the best affine map, each token predicted from the others. Right: the "
-        "closure's relative error in the rates of mean and covariance (left scale), and how much the scores of "
-        "a token vary (right scale): above sqrt(2 log n) a softmax over n tokens is ruled by a few of them.",
+        "square: the Gaussian closure of the tokens; the same closure where as many tokens are drawn from the "
+        "Gaussian (mean and standard deviation over draws); the best constant; the best affine map, each token "
+        "predicted from the others. Middle: relative error of the closure in the rates of mean and covariance. "
+        "Right: standard deviation of the scores of a token; above sqrt(2 log n) a softmax over n tokens is ruled "
+        "by the few largest, and no sample of n tokens stands for its Gaussian.",
     )
 
 

@@ -62,10 +62,12 @@ def chance_level(head: Head, seed: int, draws: int = 4) -> dict[str, float]:
     """Means of the same numbers for heads of the same shape with independent normal entries."""
     rng = np.random.default_rng(seed)
     k, d = head.width, head.dim
-    shapes = ((k, d), (k, d), (k, d), (d, k))
-    found = [
-        measure_head(Head(*(rng.standard_normal(s) for s in shapes)), strict=False) for _ in range(draws)
-    ]
+
+    def draw() -> Head:
+        Q, K, W_V = rng.standard_normal((3, k, d))
+        return Head(Q, K, W_V, rng.standard_normal((d, k)))
+
+    found = [measure_head(draw(), strict=False) for _ in range(draws)]
     return {name: float(np.mean([f[name] for f in found])) for name in found[0]}
 
 
