@@ -37,6 +37,8 @@ class Clouds:
     clusters, scale, diameter : of `clustering_report`: clusters by single linkage, the distance of the cut
     gaussianity, null_mean, null_quantile, p_value : of `gaussianity`, on d principal components
     share : share of the variance in these components
+    furthest : number of the token furthest from the mean
+    reach : its distance from the mean over the root mean square of these distances
     """
 
     eigenvalues: Floats
@@ -52,6 +54,8 @@ class Clouds:
     null_quantile: Floats
     p_value: Floats
     share: Floats
+    furthest: Floats
+    reach: Floats
 
 
 def measure_clouds(clouds: Sequence[Particles], d: int, seed: int, progress: Progress) -> Clouds:
@@ -59,6 +63,7 @@ def measure_clouds(clouds: Sequence[Particles], d: int, seed: int, progress: Pro
     curve = spectrum(clouds)
     p = curve.eigenvalues.clip(0.0) / curve.eigenvalues.sum(1, keepdims=True)
     entropy = -(p * np.log(np.where(p > 0, p, 1.0))).sum(1)
+    radii = [(c.x_t - c.mean_t).norm(dim=-1) for c in clouds]
     reports, tests = [], []
     for k, cloud in enumerate(clouds):
         progress(f"cloud {k} of {len(clouds) - 1}", k / len(clouds))
@@ -78,6 +83,8 @@ def measure_clouds(clouds: Sequence[Particles], d: int, seed: int, progress: Pro
         null_quantile=np.array([t.null_quantile for t in tests]),
         p_value=np.array([t.p_value for t in tests]),
         share=p[:, :d].sum(1),
+        furthest=np.array([int(r.argmax()) for r in radii]),
+        reach=np.array([float(r.max() / r.square().mean().sqrt()) for r in radii]),
     )
 
 
@@ -138,7 +145,7 @@ def distances(clouds: Sequence[Particles]) -> Distances:
                 float(Wasserstein().distance(a, b)),
                 float(BuresWasserstein().distance(a.to_gaussian(), b.to_gaussian())),
                 float((b.mean_t - a.mean_t).norm()),
-                float(plan.mass[plan.rows == plan.cols].sum()),
+                min(float(plan.mass[plan.rows == plan.cols].sum()), 1.0),
             )
         )
     columns = np.array(rows).T

@@ -16,7 +16,7 @@ from ._trace_closure import Closures
 from ._trace_clouds import Clouds, Distances
 from ._trace_heads import Heads
 
-__all__ = ["closure_figure", "cloud_figure", "distance_figure", "head_figure"]
+__all__ = ["closure_figure", "cloud_figure", "distance_figure", "head_figure", "span"]
 
 Floats = np.ndarray[Any, Any]
 CLOUD_AXIS = "cloud (0 enters the first layer)"
@@ -48,7 +48,7 @@ def cloud_figure(c: Clouds) -> StudyFigure:
         _line(middle, c.entropy_rank, 1, "exp of the spectral entropy")
         _line(middle, c.effective, 0, r"$(\sum w)^2 / \sum w^2$")
         middle.set(ylabel="effective rank", ylim=(0, None))
-        middle.set_title(f"Effective rank (numerical rank: {_span(c.rank)})")
+        middle.set_title(f"Effective rank (numerical rank: {span(c.rank)})")
         middle.legend(loc="lower left")
         _line(right, c.cosine, 0, "mean cosine")
         right.set(ylabel=r"mean of $\cos(x_i, x_j)$, $i \neq j$", ylim=(min(0.0, 1.1 * c.cosine.min()), None))
@@ -174,6 +174,7 @@ def closure_figure(c: Closures, n: int) -> StudyFigure:
     )
 
 
-def _span(values: Floats) -> str:
+def span(values: Floats) -> str:
+    """A range of whole numbers in words."""
     low, high = int(values.min()), int(values.max())
     return f"{low}" if low == high else f"{low} to {high}"

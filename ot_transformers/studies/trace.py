@@ -23,7 +23,7 @@ from ._result import (
 )
 from ._trace_closure import Closures, measure_closures
 from ._trace_clouds import Clouds, Distances, distances, measure_clouds
-from ._trace_figures import closure_figure, cloud_figure, distance_figure, head_figure
+from ._trace_figures import closure_figure, cloud_figure, distance_figure, head_figure, span
 from ._trace_heads import FIELDS, Heads, chance_level, measure_heads
 
 __all__ = ["TraceConfig", "run"]
@@ -172,7 +172,7 @@ def _findings(m: _Measured, n: int) -> list[Finding]:
             "Rank collapse",
             f"The mean cosine between tokens goes from {c.cosine[0]:.3f} to {c.cosine[-1]:.3f} (largest "
             f"{c.cosine.max():.3f}), the effective rank from {c.effective[0]:.3g} to {c.effective[-1]:.3g}; the "
-            f"numerical rank from {int(c.rank[0])} to {int(c.rank[-1])}, of at most {n - 1} for {n} tokens.",
+            f"numerical rank is {span(c.rank)}, of at most {n - 1} for {n} tokens.",
             float(c.cosine[-1]),
         ),
         Finding(
@@ -185,7 +185,8 @@ def _findings(m: _Measured, n: int) -> list[Finding]:
             "Gaussianity",
             f"In {m.components} principal components {far} of {len(c.rank)} clouds are further from their Gaussian "
             f"than 95% of Gaussian samples are; distance {c.gaussianity[0]:.3g} at first, {c.gaussianity[-1]:.3g} at "
-            f"last, Gaussian samples {c.null_mean[-1]:.3g}.",
+            f"last, Gaussian samples {c.null_mean[-1]:.3g}. The token furthest from the mean is {c.reach[0]:.2f} root "
+            f"mean squares from it at first, {c.reach[-1]:.2f} at last ({m.names[c.furthest[-1]]!r}).",
             float(c.gaussianity[-1]),
         ),
         Finding(
@@ -244,6 +245,8 @@ def _tables(m: _Measured) -> list[Table]:
         "Gaussian samples": c.null_mean,
         "p value": c.p_value,
         "variance tested": c.share,
+        "furthest token": [m.names[k] for k in c.furthest],
+        "its distance / rms": c.reach,
     }
     steps = [
         [name, *values]
@@ -269,7 +272,13 @@ def _tables(m: _Measured) -> list[Table]:
         for k, j in np.ndindex(*m.heads.asymmetry.shape)
     ]
     return [
-        _columns("clouds", "Token clouds", clouds, "Clusters by single linkage at the distance `scale`."),
+        _columns(
+            "clouds",
+            "Token clouds",
+            clouds,
+            "Clusters by single linkage at the distance `scale`. Gaussianity on principal components with the "
+            "share of variance that is tested.",
+        ),
         Table(
             "distances",
             "Distance from the tokens before to the tokens after",

@@ -98,6 +98,10 @@ def test_cosines_and_effective_ranks_by_their_definitions() -> None:
     assert c.entropy_rank[0] == pytest.approx(4.0, rel=1e-12)
     assert c.rank[0] == 4
     assert c.share[0] == pytest.approx(0.25, rel=1e-12)
+    x = torch.tensor([[0.0, 0.0], [0.0, 0.0], [0.0, 0.0], [4.0, 0.0]]).double()
+    far = measure_clouds([Particles(x)], 1, 0, lambda stage, fraction: None)
+    assert far.furthest[0] == 3
+    assert far.reach[0] == pytest.approx(3 / np.sqrt(3), rel=1e-12)  # distances 1, 1, 1, 3
 
 
 def test_principal_components_carry_the_largest_eigenvalues() -> None:
