@@ -204,6 +204,25 @@ def phase(
     _run("phase", "PhaseConfig", _given(locals()), out, config, quiet)
 
 
+@app.command()
+def trace(
+    text: Annotated[str | None, typer.Option(help="UTF-8 text file. [default: the bundled text]")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Folder of a Hugging Face model. [default: all-MiniLM-L6-v2]")
+    ] = None,
+    d: Annotated[
+        int | None, typer.Option("--d", help="Principal components for gaussianity. [default: 16 at most]")
+    ] = None,
+    draws: Annotated[int | None, typer.Option(help="Clouds of Gaussian tokens a layer. [default: 4]")] = None,
+    seed: Seed = None,
+    out: Out = None,
+    config: Config = None,
+    quiet: Quiet = False,
+) -> None:
+    """Measure the theory on the tokens and weights of a real transformer, layer by layer (extra `models`)."""
+    _run("trace", "TraceConfig", _given(locals()), out, config, quiet)
+
+
 def _check_certificate(file: Path) -> None:
     found = import_module(".studies.convexity", __package__).check(str(file))
     if not found.valid:

@@ -17,6 +17,8 @@ from ot_transformers.studies.flow import FlowConfig
 from ot_transformers.studies.flow import run as flow
 from ot_transformers.studies.jko import JKOConfig
 from ot_transformers.studies.jko import run as jko
+from ot_transformers.studies.trace import TraceConfig
+from ot_transformers.studies.trace import run as trace
 
 
 def problem(**options: Any) -> Callable[[], object]:
@@ -29,6 +31,16 @@ def with_file(name: str, content: bytes, option: str, **options: Any) -> Callabl
             path = Path(folder) / name
             path.write_bytes(content)
             return build(ProblemConfig(**{option: str(path), **options}))
+
+    return call
+
+
+def text_file(content: bytes, **options: Any) -> Callable[[], object]:
+    def call() -> object:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "text.txt"
+            path.write_bytes(content)
+            return trace(TraceConfig(text=str(path), **options))
 
     return call
 
@@ -105,5 +117,13 @@ ROWS: list[tuple[str, Callable[[], object], str]] = [
     ("one time", lambda: flow(FlowConfig(n_times=1)), "n_times must be at least 2"),
     ("steps on what", lambda: jko(JKOConfig(on="tensors")), "on must be one of"),
     ("one step size", lambda: jko(JKOConfig(steps=(4,))), "steps must be at least two"),
+    ("text not there", lambda: trace(TraceConfig(text="/nonexistent")), "text file cannot be read"),
+    ("text a folder", lambda: trace(TraceConfig(text="/")), "text file cannot be read"),
+    ("text not UTF-8", text_file(b"caf\xe9"), r"text file is not UTF-8: .* \(byte 3\)"),
+    ("text empty", text_file(b" \n"), "text file is empty"),
+    ("model not there", text_file(b"a", model="/nonexistent"), "model must be a folder"),
+    ("no draws", lambda: trace(TraceConfig(draws=0)), "draws must be at least 1"),
+    ("no components", lambda: trace(TraceConfig(d=0)), "d must be at least 1"),
+    ("negative seed", lambda: trace(TraceConfig(seed=-1)), "seed must be at least 0"),
     ("head for steps", lambda: jko(JKOConfig(preset="head0", **SMALL)), "must be of gradient type"),
 ]
