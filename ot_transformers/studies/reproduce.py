@@ -99,7 +99,7 @@ def _panels(
         for j, kind in enumerate(KINDS):
             progress(f"{panel.title}, {kind}", 0.6 * (i * len(KINDS) + j) / total)
             attention = panel.attention(kind)
-            flow = solve(attention, begin, panel.t_end, save_at=_times(panel.t_end), max_steps=20_000)
+            flow = solve(attention, begin, panel.t_end, save_at=_times(panel.t_end), max_steps=20_000, method="auto")
             covs = _alive(flow)
             ax = axes[0, j]
             (plot_disc if panel.disc else plot_cone)(covs, ax=ax)
