@@ -19,7 +19,7 @@ from ..metrics import Metric, ProximalResult
 from ..numerics.threads import few_threads
 from ._frozen import frozen_step
 from ._options import check_progress, progress_bar
-from ._system import of_kind
+from ._system import expanded, of_kind
 from .gradient import check_energy
 from .trajectory import Status, Trajectory
 
@@ -78,7 +78,7 @@ def jko_step(
     check_positive(tol, "tol")
     check_count(max_iter, "max_iter")
     check_choice(variant, "variant", _VARIANTS)
-    mu = of_kind(mu, common_kind(mu, energy))
+    mu = expanded(of_kind(mu, common_kind(mu, energy)), energy.batch_shape, type(energy).__name__)
     return _step(energy, mu, step, distance, tol, max_iter, variant, warm_start)
 
 
@@ -132,7 +132,7 @@ def jko(
     check_count(max_iter, "max_iter")
     check_choice(variant, "variant", _VARIANTS)
     check_progress(progress)
-    mu = of_kind(mu, common_kind(mu, energy))
+    mu = expanded(of_kind(mu, common_kind(mu, energy)), energy.batch_shape, type(energy).__name__)
     states: list[Measure] = [mu]
     results: list[ProximalResult] = []
     with progress_bar(progress) as report:

@@ -137,8 +137,7 @@ class Wasserstein(Metric):
         if isinstance(a, Gaussian):
             return self._bures().exp(a, v)
         field = self._tangent(a, v, "v")
-        moved = a.moved(a.x_t + field)
-        return Particles.unchecked(moved.x_t, None if a.uniform else a.weights_t, common_kind(a, v))
+        return Particles.unchecked(a.x_t + field, None if a.uniform else a.weights_t, common_kind(a, v))
 
     def log(self, mu: Measure, nu: Measure) -> Any:
         """T(x) - x at the tokens of mu, T the optimal map, or the barycentric projection of an optimal plan.
