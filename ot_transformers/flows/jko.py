@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..arrays import check_choice, check_count, check_positive, common_kind
 from ..energies import Energy
-from ..errors import NotConverged
+from ..errors import InvalidInput, NotConverged
 from ..measures import Gaussian, Measure, Particles, as_measure
 from ..metrics import Metric, ProximalResult
 from ..numerics.threads import few_threads
@@ -200,6 +200,11 @@ def _step(
             return _explicit(energy, mu, tau, metric)
         if variant == "linearised":
             return frozen_step(energy, mu, tau, metric, tol=tol, max_iter=max_iter)
+        if isinstance(mu, Gaussian) and energy.batch_shape:
+            raise InvalidInput(
+                f"energy has a batch of parameters {energy.batch_shape}: an implicit step of Gaussians takes one "
+                "energy at a time; give variant 'linearised', or loop over the energies"
+            )
         if isinstance(mu, Gaussian) and mu.batch_shape:
             return _members(energy, mu, tau, metric, tol, max_iter, guess)
         return metric.proximal(energy, mu, tau, tol=tol, max_iter=max_iter, warm_start=guess)
