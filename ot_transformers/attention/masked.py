@@ -149,11 +149,15 @@ class MaskedAttention(Attention):
             raise InvalidInput(f"particles must be PositionedParticles(x, s), got {describe(particles)}")
         p = particles
         if readable(p.s_t) and readable(p.weights_t):
-            mass = torch.where(p.s_t == 0, p.weights_t, 0.0).detach().sum(-1)
-            if bool((mass <= 0).any()):
+            # A token of weight 0 is no atom, and each member of a batch needs one of its own.
+            lowest = torch.where(p.weights_t > 0, p.s_t, torch.inf).detach().amin(-1)
+            bad = torch.nonzero(lowest > 0)
+            if len(bad):
+                index = tuple(bad[0].tolist())
+                where = f"in member {index[0] if len(index) == 1 else index} " if index else ""
                 raise InvalidInput(
-                    f"particles must have mass at position 0 (the attention sink); the smallest position is "
-                    f"{float(p.s_t.min()):g}: without it the first tokens have nothing to attend to"
+                    f"particles must have mass at position 0 (the attention sink); {where}the smallest position "
+                    f"with mass is {float(lowest[index]):g}: without it the first tokens have nothing to attend to"
                 )
         return p
 

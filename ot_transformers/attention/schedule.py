@@ -74,7 +74,7 @@ class Schedule(Attention):
             raise InvalidInput(f"f must be a callable t -> Attention, got {describe(f)}")
         self = cls.__new__(cls)
         self._layers, self._function, self._end = None, f, None
-        self._starts = tuple(sorted(_numbers(jumps, "jumps")))
+        self._starts = tuple(sorted(set(_numbers(jumps, "jumps"))))
         first = self.at(0.0)
         self.dim, self.kind, self.batch_shape = first.dim, first.kind, first.batch_shape
         return self
@@ -92,15 +92,15 @@ class Schedule(Attention):
         InvalidInput
             t before the first layer, or after the end of the last.
         """
+        t = as_scalar(t, "t")
         if self._function is not None:
-            now = self._function(float(t))
+            now = self._function(t)
             if not isinstance(now, Attention) or isinstance(now, Schedule):
                 raise InvalidInput(f"f must return an Attention, got {describe(now)} at t = {t:g}")
             if self.dim is not None and now.dim not in (None, self.dim):
                 raise InvalidInput(f"f must keep its dimension {self.dim}, got {now.dim} at t = {t:g}")
             return now
         assert self._layers is not None
-        t = as_scalar(t, "t")
         if t < self._starts[0] or (self._end is not None and t > self._end):
             end = "inf" if self._end is None else f"{self._end:g}"
             raise InvalidInput(f"t = {t:g} lies outside the schedule [{self._starts[0]:g}, {end}]")

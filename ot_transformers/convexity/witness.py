@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ import torch
 from ..arrays import check_positive
 from ..energies import Energy
 from ..errors import InvalidInput
+from ..files import read_npz
 from ..measures import AffineVelocity, Gaussian, Measure, Particles
 from ..metrics import BuresWasserstein, TwistedWasserstein
 from ._records import (
@@ -166,12 +166,7 @@ def load_witness(path: str | Path) -> Witness:
     InvalidInput
         No such file, or not a witness.
     """
-    file = Path(path).expanduser()
-    try:
-        with np.load(file, allow_pickle=False) as archive:
-            data = {k: archive[k] for k in archive.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as err:
-        raise InvalidInput(f"path cannot be read as a witness: {path}") from err
+    data = read_npz(path)
     if str(data.get("format")) != _FORMAT:
         raise InvalidInput(f"path holds no witness of this version: {path}")
     try:
@@ -187,6 +182,10 @@ def load_witness(path: str | Path) -> Witness:
         return Witness(energy, metric, measure, direction, modulus, error, seed, data["trace"])
     except KeyError as err:
         raise InvalidInput(f"path holds a witness without {err.args[0]}: {path}") from err
+    except (RuntimeError, TypeError, ValueError) as err:
+        raise InvalidInput(
+            f"path holds a damaged witness: {path} ({' '.join(str(err).split())[:120]})"
+        ) from err
 
 
 def _scaled(tangent: Any, factor: float) -> Any:

@@ -8,7 +8,11 @@ from torch import Tensor
 __all__ = ["Growth"]
 
 _STEEP = 1e9
-"""rho * (time since the start) of a blow-up; exponential growth leaves the floating range at about 700."""
+"""rho * (time since the start of the flow) of a blow-up."""
+_BEYOND_EXPONENTIAL = 1e3
+"""rho * (time since the last jump) of a blow-up; exponential growth leaves the floating range at about 700."""
+_UNRESOLVED = 4e12
+"""rho * (time since the start of the flow) where 1/rho is a thousand ulps of the time: there is no waiting longer."""
 _CONSECUTIVE = 5
 _SLOPES = (1e-4, 1e4)
 
@@ -18,16 +22,20 @@ class Growth:
 
     At a blow-up |y| ~ (t* - t)^(-alpha), u = 1/rho = (t* - t) / alpha is linear in t and vanishes at t*.
     Under exponential growth u tends to a constant. A member has blown up when rho is huge against the time
-    since the start, and u has been falling at a rate -1/alpha for several steps.
+    since the start, and u has been falling at a rate -1/alpha for several steps. A jump of the parameters starts
+    growth anew: it may lie so close to t* that rho is huge against the time since the start of the flow alone, and
+    after it u falls for a moment under exponential growth as well, until the fastest direction leads.
 
     Parameters
     ----------
     blocks : list of index tensors
         Parts of the state with norms of their own (mean and factor); rho is the largest of theirs.
+    origin : float
+        Start of the flow; `t` is the time from which parameters are smooth.
     """
 
-    def __init__(self, t: Tensor, y: Tensor, f: Tensor, blocks: list[Tensor]) -> None:
-        self.blocks, self.start = blocks, t
+    def __init__(self, t: Tensor, y: Tensor, f: Tensor, blocks: list[Tensor], origin: float) -> None:
+        self.blocks, self.start, self.origin = blocks, t, origin
         self.t = t
         self.rate = self._rho(y, f)
         self.slope = torch.zeros_like(self.rate)
@@ -64,5 +72,6 @@ class Growth:
 
     def blown_up(self, end: Tensor) -> Tensor:
         """Members whose blow-up lies within rounding of here, and before `end`."""
-        steep = (self.rate * (self.t - self.start) > _STEEP) & (self.falls >= _CONSECUTIVE)
-        return steep & (self.t + self.remainder() <= end)
+        whole, piece = self.rate * (self.t - self.origin), self.rate * (self.t - self.start)
+        steep = (whole > _STEEP) & ((piece > _BEYOND_EXPONENTIAL) | (whole > _UNRESOLVED))
+        return steep & (self.falls >= _CONSECUTIVE) & (self.t + self.remainder() <= end)

@@ -238,6 +238,7 @@ class _Pieces:
                 scale=self.system.scale,
                 converged=rest,
                 alive=self.code == RUNNING,
+                origin=opts.interval.start,
                 progress=told if report is not None else None,
             )
             if member is not None:

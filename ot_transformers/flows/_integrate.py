@@ -64,6 +64,7 @@ def integrate(
     scale: Callable[[Tensor], Tensor],
     converged: Callable[[Tensor, Tensor], Tensor] | None = None,
     alive: Tensor | None = None,
+    origin: float | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> Run:
     """Integrate dy/dt = field(t (B,), y (B, n)) from save[0] to save[-1].
@@ -82,6 +83,8 @@ def integrate(
         Members for which it holds stop there.
     alive : (B,) bool, optional
         Members to integrate; the others stay.
+    origin : float, optional
+        Start of the flow of which this is a piece; save[0] by default.
     """
     B = y0.shape[0]
     grid = torch.tensor(list(save), dtype=torch.float64, device=y0.device)
@@ -100,7 +103,7 @@ def integrate(
     evaluations = 2
     code = torch.zeros(B, dtype=torch.long, device=y0.device)
     running = torch.ones(B, dtype=torch.bool, device=y0.device) if alive is None else alive.clone()
-    growth = Growth(t, y0, state.prev_vf1, blocks)
+    growth = Growth(t, y0, state.prev_vf1, blocks, save[0] if origin is None else origin)
     y, index = y0, torch.ones(B, dtype=torch.long, device=y0.device)
     ys: list[Tensor] = [y0] + [y0] * (len(grid) - 1)
     n_steps = torch.zeros_like(code)

@@ -7,11 +7,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..arrays import Kind, readable
+from ..arrays import Kind, broadcast_batch, readable
 from ..errors import InvalidInput
 from ..measures import Gaussian, Measure, Particles
 
-__all__ = ["GaussianVelocity", "ParticleVelocity", "System", "of_kind"]
+__all__ = ["GaussianVelocity", "ParticleVelocity", "System", "expanded", "of_kind"]
 
 GaussianVelocity = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """(mean (..., d), factor (..., d, r)) -> (b (..., d), M (..., d, d))."""
@@ -180,6 +180,22 @@ def _check_readable(velocity: Tensor) -> None:
         raise InvalidInput(
             "measure or attention is under torch.vmap, where steps cannot adapt: give the batch itself"
         )
+
+
+def expanded(measure: Measure, batch_shape: tuple[int, ...], name: str) -> Measure:
+    """The measure in the joint batch of its own and that of parameters called `name`.
+
+    Parameters may bring batch dimensions at any time of a flow, not only at its start.
+    """
+    batch = broadcast_batch([measure.batch_shape, batch_shape], ["measure", name])
+    if batch == measure.batch_shape:
+        return measure
+    if isinstance(measure, Gaussian):
+        m, L = measure.mean_t, measure.factor_t
+        S = None if measure.has_factor else measure.cov_t.expand(*batch, *measure.cov_t.shape[-2:])
+        L = L.expand(*batch, *L.shape[-2:])
+        return Gaussian.unchecked(m.expand(*batch, measure.dim), S, L, measure.kind)
+    return measure.moved(measure.x_t.expand(*batch, measure.n, measure.dim))
 
 
 def of_kind(measure: Measure, kind: Kind) -> Measure:

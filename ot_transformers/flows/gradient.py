@@ -14,7 +14,7 @@ from ..measures import Gaussian, Measure, as_measure
 from ..metrics import BuresWasserstein, Metric, Wasserstein
 from ._drive import drive
 from ._options import Options
-from ._system import System, of_kind
+from ._system import System, expanded, of_kind
 from .trajectory import Trajectory, named
 
 __all__ = ["check_energy", "default_metric", "descent", "gradient_flow"]
@@ -82,7 +82,7 @@ def gradient_flow(
     mu = as_measure(measure)
     distance = check_energy(energy, mu, metric)
     opts = Options(t_end, rtol, atol, save_at, max_steps, stop_when_converged, converged_tol, progress)
-    mu = of_kind(mu, common_kind(mu, energy))
+    mu = expanded(of_kind(mu, common_kind(mu, energy)), energy.batch_shape, type(energy).__name__)
     if not bool(torch.isfinite(torch.as_tensor(energy.value(mu))).all()):
         raise InvalidInput(
             f"energy {type(energy).__name__} is not finite at measure: it has no gradient there"

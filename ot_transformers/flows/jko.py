@@ -13,13 +13,13 @@ from torch import Tensor
 
 from ..arrays import check_choice, check_count, check_positive, common_kind
 from ..energies import Energy
-from ..errors import NotConverged
+from ..errors import InvalidInput, NotConverged
 from ..measures import Gaussian, Measure, Particles, as_measure
 from ..metrics import Metric, ProximalResult
 from ..numerics.threads import few_threads
 from ._frozen import frozen_step
 from ._options import check_progress, progress_bar
-from ._system import of_kind
+from ._system import expanded, of_kind
 from .gradient import check_energy
 from .trajectory import Status, Trajectory
 
@@ -78,7 +78,7 @@ def jko_step(
     check_positive(tol, "tol")
     check_count(max_iter, "max_iter")
     check_choice(variant, "variant", _VARIANTS)
-    mu = of_kind(mu, common_kind(mu, energy))
+    mu = expanded(of_kind(mu, common_kind(mu, energy)), energy.batch_shape, type(energy).__name__)
     return _step(energy, mu, step, distance, tol, max_iter, variant, warm_start)
 
 
@@ -132,7 +132,7 @@ def jko(
     check_count(max_iter, "max_iter")
     check_choice(variant, "variant", _VARIANTS)
     check_progress(progress)
-    mu = of_kind(mu, common_kind(mu, energy))
+    mu = expanded(of_kind(mu, common_kind(mu, energy)), energy.batch_shape, type(energy).__name__)
     states: list[Measure] = [mu]
     results: list[ProximalResult] = []
     with progress_bar(progress) as report:
@@ -200,6 +200,11 @@ def _step(
             return _explicit(energy, mu, tau, metric)
         if variant == "linearised":
             return frozen_step(energy, mu, tau, metric, tol=tol, max_iter=max_iter)
+        if isinstance(mu, Gaussian) and energy.batch_shape:
+            raise InvalidInput(
+                f"energy has a batch of parameters {energy.batch_shape}: an implicit step of Gaussians takes one "
+                "energy at a time; give variant 'linearised', or loop over the energies"
+            )
         if isinstance(mu, Gaussian) and mu.batch_shape:
             return _members(energy, mu, tau, metric, tol, max_iter, guess)
         return metric.proximal(energy, mu, tau, tol=tol, max_iter=max_iter, warm_start=guess)

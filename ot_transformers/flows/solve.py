@@ -7,14 +7,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..arrays import ArrayLike, common_kind, describe
+from ..arrays import ArrayLike, broadcast_batch, common_kind, describe
 from ..attention import Attention, Schedule
 from ..energies import Energy
 from ..errors import InvalidInput, NotGaussianPreserving
 from ..measures import Gaussian, Measure, as_measure
 from ._drive import drive
 from ._options import Options
-from ._system import System, of_kind
+from ._system import System, expanded, of_kind
 from .trajectory import Trajectory, named
 
 __all__ = ["solve"]
@@ -115,11 +115,12 @@ def solve(
         raise InvalidInput("method 'auto' is for Gaussians, got particles: use 'explicit'")
     if opts.method == "auto" and isinstance(attention, Schedule) and attention.is_callable:
         raise InvalidInput("method 'auto' needs parameters constant between jumps, got a callable Schedule")
-    mu = of_kind(mu, common_kind(mu, attention))
+    mu = expanded(of_kind(mu, common_kind(mu, attention)), attention.batch_shape, type(attention).__name__)
     jumps = attention.jumps if isinstance(attention, Schedule) else ()
     if isinstance(attention, Schedule):
-        for t in (0.0, opts.t_end):
-            attention.at(t)  # a schedule that does not cover [0, t_end] says so now
+        # A schedule that does not cover [0, t_end] says so now; a callable one may jump to more batch dimensions.
+        for t in (0.0, *(j for j in jumps if 0.0 < j < opts.t_end), opts.t_end):
+            mu = expanded(mu, attention.at(t).batch_shape, f"f({t:g})")
     return drive(_systems(attention), mu, opts, jumps, named(energy))
 
 
@@ -166,7 +167,14 @@ class _TimeDependent(System):
 
     def field(self, t: Any, y: Any) -> Any:
         """dy/dt with the parameters of the time of the stage."""
-        layer = _system(self.schedule.at(float(t[0])), self.measure(y))
+        now = float(t[0])
+        attention = self.schedule.at(now)
+        if broadcast_batch([attention.batch_shape, self.batch_shape], ["f", "measure"]) != self.batch_shape:
+            raise InvalidInput(
+                f"f brings batch dimensions {attention.batch_shape} at t = {now:g} to a measure of batch "
+                f"{self.batch_shape}: have them at time 0, or name the time among the jumps"
+            )
+        layer = _system(attention, self.measure(y))
         return layer.field(t, y.reshape(layer.y0.shape)).reshape(y.shape)
 
     def at_rest(self, tol: float) -> Any:

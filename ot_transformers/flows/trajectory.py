@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -16,6 +15,7 @@ import torch
 from ..arrays import as_scalar, describe
 from ..energies import Energy
 from ..errors import InvalidInput
+from ..files import read_npz, write_npz
 from ..measures import Gaussian, Measure, Particles, PositionedParticles
 
 __all__ = ["Status", "Trajectory", "named"]
@@ -99,8 +99,13 @@ class Trajectory:
         return self.resume(self.states[i], float(self.times[i]), s)
 
     def save(self, path: str | Path) -> Path:
-        """Write as NPZ (atomically; no pickles): states, times, status, blow-up, energies."""
-        target = Path(path)
+        """Write as NPZ (atomically; no pickles): states, times, status, blow-up, energies.
+
+        Raises
+        ------
+        InvalidInput
+            A folder, or a place that cannot be written.
+        """
         first = self.states[0]
         data: dict[str, Any] = {
             "format": "ot_transformers trajectory 1",
@@ -118,15 +123,7 @@ class Trajectory:
             **{f"stats_{name}": np.asarray(v) for name, v in self.stats.items() if not _plain(v)},
             **_pack(self.states),
         }
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-        try:
-            with temporary.open("wb") as stream:
-                np.savez_compressed(stream, **data)
-            temporary.replace(target)
-        finally:
-            temporary.unlink(missing_ok=True)
-        return target
+        return write_npz(path, data)
 
     @classmethod
     def load(cls, path: str | Path) -> Trajectory:
@@ -135,23 +132,31 @@ class Trajectory:
         Raises
         ------
         InvalidInput
-            Not a trajectory file.
+            No such file, not a trajectory file, or a damaged one.
         """
-        try:
-            with np.load(Path(path), allow_pickle=False) as data:
-                content = {name: data[name] for name in data.files}
-        except (OSError, ValueError) as err:
-            raise InvalidInput(f"path is not a trajectory file: {path} ({err})") from err
+        content = read_npz(path)
         if str(content.get("format", "")) != "ot_transformers trajectory 1":
             raise InvalidInput(f"path is not a trajectory file: {path}")
+        try:
+            return cls._from(content)
+        except KeyError as err:
+            raise InvalidInput(f"path is a trajectory file without {err.args[0]!r}: {path}") from err
+        except (IndexError, RuntimeError, TypeError, ValueError) as err:
+            reason = " ".join(str(err).split())[:120]
+            raise InvalidInput(f"path is a damaged trajectory file: {path} ({reason})") from err
+
+    @classmethod
+    def _from(cls, content: Mapping[str, np.ndarray[Any, Any]]) -> Trajectory:
         blow_up, error, last = (
             v if v.ndim else float(v)
             for v in (content[n] for n in ("blow_up_time", "blow_up_error", "last_times"))
         )
-        status = content["status"]
+        status, times, states = content["status"], content["times"], _unpack(content)
+        if times.shape != (len(states),) or times.dtype.kind != "f":
+            raise ValueError(f"{len(states)} states at times {describe(times)}")
         return cls(
-            times=content["times"],
-            states=_unpack(content),
+            times=times,
+            states=states,
             status=str(status) if status.ndim == 0 else status.astype(object),
             blow_up_time=blow_up,
             blow_up_error=error,
@@ -196,8 +201,8 @@ def _unpack(data: Mapping[str, Any]) -> list[Measure]:
     w = torch.from_numpy(data["weights"])
     clouds = [torch.from_numpy(x) for x in data["x"]]
     if "s" in data:
-        first: Particles = PositionedParticles(clouds[0], torch.from_numpy(data["s"]), w)
-        object.__setattr__(first, "kind", kind)
+        s = torch.from_numpy(data["s"])
+        first: Particles = PositionedParticles._trusted(clouds[0], w, s, kind, bool(data["uniform"]))
     else:
         first = Particles.unchecked(clouds[0], None if bool(data["uniform"]) else w, kind)
     return [first.moved(x) for x in clouds]

@@ -70,9 +70,14 @@ class Particles:
 
     @classmethod
     def unchecked(cls, x: Tensor, weights: Tensor | None = None, kind: Kind = "torch") -> Particles:
-        """Build from tensors that are known to be right (inner loops)."""
+        """Build from tensors that are known to be right (inner loops).
+
+        Tokens may have more batch dimensions than weights: those are then the weights of every member.
+        """
         self = cls.__new__(cls)
-        self._freeze(x, uniform_weights(x) if weights is None else weights, kind, weights is None)
+        # Expanded, so that an index of the batch is never one of the tokens.
+        w = uniform_weights(x) if weights is None else weights.expand(x.shape[:-1])
+        self._freeze(x, w, kind, weights is None)
         return self
 
     def _freeze(self, x: Tensor, weights: Tensor, kind: Kind, uniform: bool) -> None:
@@ -91,7 +96,10 @@ class Particles:
         self._freeze(*state)
 
     def moved(self, x: Tensor) -> Particles:
-        """Return the same weights on other points: the push-forward by a map, from tensors known to be right."""
+        """Return the same weights on other points: the push-forward by a map, from tensors known to be right.
+
+        The points may have more batch dimensions: a map for each member of a batch.
+        """
         return Particles.unchecked(x, None if self.uniform else self._weights, self.kind)
 
     @property

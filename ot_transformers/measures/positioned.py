@@ -54,14 +54,18 @@ class PositionedParticles(Particles):
         object.__setattr__(self, "kind", common_kind(x, s, weights))
 
     def moved(self, x: Tensor) -> PositionedParticles:
-        """Return the same positions and weights on other tokens, from tensors known to be right."""
+        """Return the same positions and weights on other tokens, from tensors known to be right.
+
+        The tokens may have more batch dimensions: the positions and weights are then those of every member.
+        """
         return self._trusted(x, self._weights, self._s, self.kind, self.uniform)
 
     @classmethod
     def _trusted(cls, x: Tensor, w: Tensor, s: Tensor, kind: Kind, uniform: bool) -> PositionedParticles:
         self = cls.__new__(cls)
-        self._freeze(x, w, kind, uniform)
-        object.__setattr__(self, "_s", s)
+        # Expanded, so that an index of the batch is never one of the tokens.
+        self._freeze(x, w.expand(x.shape[:-1]), kind, uniform)
+        object.__setattr__(self, "_s", s.expand(x.shape[:-1]))
         return self
 
     def __getstate__(self) -> tuple[Tensor, Tensor, Kind, bool, Tensor]:  # type: ignore[override]

@@ -10,18 +10,12 @@ from torch import Tensor
 from ..arrays import Kind, as_scalar, broadcast_batch, to_kind
 from ..errors import InvalidInput
 from ..measures import Particles
-from ..numerics.transport import TransportPlan, power_cost, transport_plan
+from ..numerics.transport import TransportPlan, pairs_norm, transport_plan
 from .base import Geodesic
 
-__all__ = ["check_time", "displacement_geodesic", "length_error", "members", "safe_root"]
+__all__ = ["check_time", "displacement_geodesic", "length_error", "members"]
 
 Member = tuple[Tensor, Tensor, Tensor, Tensor]
-
-
-def safe_root(value: Tensor, p: float) -> Tensor:
-    """value^(1/p) with derivative 0 (not infinite) at 0."""
-    positive = value > 0
-    return torch.where(positive, torch.where(positive, value, 1.0) ** (1.0 / p), 0.0)
 
 
 def length_error(length: Tensor, size: Tensor, p: float, matching: bool) -> Tensor:
@@ -34,7 +28,9 @@ def length_error(length: Tensor, size: Tensor, p: float, matching: bool) -> Tens
     length, size = length.detach(), size.detach()
     if matching:
         return ulp * (length + size)
-    return (length**p + ulp * (2 * size) ** p) ** (1 / p) - length + ulp * length
+    unit = torch.maximum(length, 2 * size).clamp_min(torch.finfo(length.dtype).tiny)  # keeps powers in range
+    share = ((length / unit) ** p + ulp * (2 * size / unit) ** p) ** (1 / p)
+    return unit * (share - length / unit) + ulp * length
 
 
 def check_time(t: float) -> float:
@@ -63,10 +59,9 @@ def displacement_geodesic(
     plans = [transport_plan(white(x), w, white(y), v, p) for x, w, y, v in flat]
     matching = all(plan.permutation for plan in plans)
     starts, ends, masses = _supports(plans, flat)
-    cost = (masses * power_cost(white(starts), white(ends), p)).sum(-1).reshape(batch)
+    length = pairs_norm(masses, white(starts) - white(ends), p).reshape(batch)
     starts, ends = (t.reshape(*batch, *t.shape[-2:]) for t in (starts, ends))
     masses = masses.reshape(*batch, masses.shape[-1])
-    length = safe_root(cost, p)
     size = torch.maximum(white(a.x_t).abs().amax((-2, -1)), white(b.x_t).abs().amax((-2, -1)))
     error = length_error(length, size, p, matching)
 

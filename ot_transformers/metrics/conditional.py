@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -10,8 +11,9 @@ from torch import Tensor
 from ..arrays import Array, as_scalar, broadcast_batch, check_positive, common_kind, describe, to_kind
 from ..errors import InvalidInput
 from ..measures import PositionedParticles, check_same_dim
-from ..numerics.transport import power_cost, transport_cost, transport_plan
-from ._displacement import check_time, length_error, safe_root
+from ..measures.particles import uniform_weights
+from ..numerics.transport import pairs_norm, transport_pairs, transport_plan
+from ._displacement import check_time, length_error
 from .base import Geodesic, Metric
 
 __all__ = ["ConditionalWasserstein"]
@@ -63,24 +65,23 @@ class ConditionalWasserstein(Metric):
         InvalidInput
             Measures without positions, of other dimensions, or with different position marginals.
         """
-        a, b = _pair(mu, nu)
-        cost = self._cost(a, b)
-        return to_kind(safe_root(cost, self.p), common_kind(a, b))
+        a, b, slack = self._pair(mu, nu)
+        return to_kind(self._distance(a, b, slack), common_kind(a, b))
 
     def geodesic(self, mu: Any, nu: Any) -> Geodesic:
         """Displacement interpolation at every position (measures without batch dimensions).
 
         Where all positions are distinct the states keep the tokens of mu in their order.
         """
-        a, b = _pair(mu, nu)
+        a, b, slack = self._pair(mu, nu)
         if a.batch_shape or b.batch_shape:
             raise InvalidInput(
                 "mu and nu must have no batch dimensions for a geodesic: index the batch first"
             )
         kind = common_kind(a, b)
-        rows, cols, mass, positions, matching = self._plan(a, b)
+        rows, cols, mass, positions, matching = self._plan(a, b, slack)
         start, end = a.x_t[rows], b.x_t[cols]
-        length = safe_root((mass * power_cost(start, end, self.p)).sum(), self.p)
+        length = pairs_norm(mass, start - end, self.p)
         size = torch.maximum(a.x_t.abs().amax(), b.x_t.abs().amax())
         error = length_error(length, size, self.p, matching)
 
@@ -91,39 +92,43 @@ class ConditionalWasserstein(Metric):
 
         return Geodesic(to_kind(length, kind), to_kind(error, kind), True, at, {"matching": matching})
 
-    def _slack(self, a: PositionedParticles) -> float:
-        return self.tol if a.dtype == torch.float64 else max(self.tol, 1e-6)
+    def _pair(self, mu: Any, nu: Any) -> tuple[PositionedParticles, PositionedParticles, float]:
+        """Both measures in the higher of their precisions, and the slack of the lower one."""
+        for value, name in ((mu, "mu"), (nu, "nu")):
+            if not isinstance(value, PositionedParticles):
+                raise InvalidInput(f"{name} must be PositionedParticles, got {describe(value)}")
+        check_same_dim(mu, nu)
+        double = mu.dtype == nu.dtype == torch.float64
+        dtype = torch.promote_types(mu.dtype, nu.dtype)
+        return _promoted(mu, dtype), _promoted(nu, dtype), self.tol if double else max(self.tol, 1e-6)
 
-    def _cost(self, a: PositionedParticles, b: PositionedParticles) -> Tensor:
+    def _distance(self, a: PositionedParticles, b: PositionedParticles, slack: float) -> Tensor:
         batch = broadcast_batch([a.batch_shape, b.batch_shape], ["mu", "nu"])
-        slack = self._slack(a)
         if _aligned_already(a, b, slack):
             # Distinct positions in one order (decoder sequences): every conditional law is a Dirac mass.
-            return (a.weights_t * power_cost(a.x_t, b.x_t, self.p)).sum(-1)
+            return pairs_norm(a.weights_t, a.x_t - b.x_t, self.p)
         flat = [
             t.expand(*batch, *t.shape[-k:]).reshape(-1, *t.shape[-k:]) for t, k in _tensors(a) + _tensors(b)
         ]
         values = []
         for x, w, s, y, v, r in zip(*flat, strict=True):
-            total = torch.zeros((), dtype=x.dtype, device=x.device)
+            pairs = []
             for level in _levels(w, s, v, r, slack):
-                mass = w[level.rows].sum()
-                local = transport_cost(
-                    x[level.rows],
-                    w[level.rows] / mass,
-                    y[level.cols],
-                    v[level.cols] / v[level.cols].sum(),
-                    self.p,
+                mass, other = w[level.rows].sum(), v[level.cols].sum()
+                found = transport_pairs(
+                    x[level.rows], w[level.rows] / mass, y[level.cols], v[level.cols] / other, self.p
                 )
-                total = total + mass * local
-            values.append(total)
+                dual = None if found.dual is None else mass * found.dual
+                pairs.append(replace(found, mass=mass * found.mass, dual=dual))
+            masses, gaps = torch.cat([k.mass for k in pairs]), torch.cat([k.gap for k in pairs])
+            values.append(pairs_norm(masses, gaps, self.p, pairs))
         return torch.stack(values).reshape(batch)
 
     def _plan(
-        self, a: PositionedParticles, b: PositionedParticles
+        self, a: PositionedParticles, b: PositionedParticles, slack: float
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, bool]:
         rows, cols, mass = [], [], []
-        levels = _levels(a.weights_t, a.s_t, b.weights_t, b.s_t, self._slack(a))
+        levels = _levels(a.weights_t, a.s_t, b.weights_t, b.s_t, slack)
         matching = True
         for level in levels:
             w, v = a.weights_t[level.rows], b.weights_t[level.cols]
@@ -137,7 +142,8 @@ class ConditionalWasserstein(Metric):
         if matching:  # back to the order of the tokens of mu
             order = torch.argsort(i)
             i, j, m = i[order], j[order], m[order]
-        return i, j, m, a.s_t[i], matching
+        # Positions of a mass within tol, in one measure alone, are left out: the rest is a probability again.
+        return i, j, m if matching else m / m.sum(), a.s_t[i], matching
 
 
 class _Level(NamedTuple):
@@ -164,7 +170,7 @@ def _levels(w: Tensor, s: Tensor, v: Tensor, r: Tensor, tol: float) -> list[_Lev
             f"mu and nu must have the same position marginal; at s = {at:g} "
             f"mu has mass {float(left[worst]):g}, nu {float(right[worst]):g}"
         )
-    present = left > 0
+    present = (left > 0) & (right > 0)  # a mass within tol may be in one measure alone
     return [
         _Level(torch.nonzero(label[:n] == k)[:, 0], torch.nonzero(label[n:] == k)[:, 0])
         for k in range(count)
@@ -186,9 +192,9 @@ def _tensors(a: PositionedParticles) -> list[tuple[Tensor, int]]:
     return [(a.x_t, 2), (a.weights_t, 1), (a.s_t, 1)]
 
 
-def _pair(mu: Any, nu: Any) -> tuple[PositionedParticles, PositionedParticles]:
-    for value, name in ((mu, "mu"), (nu, "nu")):
-        if not isinstance(value, PositionedParticles):
-            raise InvalidInput(f"{name} must be PositionedParticles, got {describe(value)}")
-    check_same_dim(mu, nu)
-    return mu, nu
+def _promoted(a: PositionedParticles, dtype: torch.dtype) -> PositionedParticles:
+    if a.dtype == dtype:
+        return a
+    x, w = a.x_t.to(dtype), a.weights_t.to(dtype)
+    w = uniform_weights(x) if a.uniform else w / w.sum(-1, keepdim=True)
+    return PositionedParticles._trusted(x, w, a.s_t.to(dtype), a.kind, a.uniform)

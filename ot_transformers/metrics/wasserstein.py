@@ -31,9 +31,9 @@ from ..measures import (
     check_same_dim,
 )
 from ..numerics.bures import bures_squared
-from ..numerics.transport import barycentric_projection, transport_cost, transport_plan
+from ..numerics.transport import barycentric_projection, safe_root, transport_distance, transport_plan
 from ..spd import sqrt_psd, symmetrise, transfer
-from ._displacement import displacement_geodesic, members, safe_root
+from ._displacement import displacement_geodesic, members
 from ._wasserstein_proximal import wasserstein_proximal
 from .base import EnergyLike, Geodesic, Metric, ProximalResult
 from .bures_wasserstein import BuresWasserstein
@@ -110,8 +110,8 @@ class Wasserstein(Metric):
             assert isinstance(b, Gaussian)
             return to_kind(safe_root(self._gaussian_square(a, b), 2), kind)
         assert isinstance(b, Particles)
-        cost = transport_cost(self._white(a.x_t), a.weights_t, self._white(b.x_t), b.weights_t, self.p)
-        return to_kind(safe_root(cost, self.p), kind)
+        x, y = self._white(a.x_t), self._white(b.x_t)
+        return to_kind(transport_distance(x, a.weights_t, y, b.weights_t, self.p), kind)
 
     def geodesic(self, mu: Measure, nu: Measure) -> Geodesic:
         """Displacement interpolation along an optimal plan.
@@ -137,8 +137,7 @@ class Wasserstein(Metric):
         if isinstance(a, Gaussian):
             return self._bures().exp(a, v)
         field = self._tangent(a, v, "v")
-        moved = a.moved(a.x_t + field)
-        return Particles.unchecked(moved.x_t, None if a.uniform else a.weights_t, common_kind(a, v))
+        return Particles.unchecked(a.x_t + field, None if a.uniform else a.weights_t, common_kind(a, v))
 
     def log(self, mu: Measure, nu: Measure) -> Any:
         """T(x) - x at the tokens of mu, T the optimal map, or the barycentric projection of an optimal plan.

@@ -149,6 +149,18 @@ def test_zero_weights_after_the_sink() -> None:
         close(v[keep], few)
 
 
+def test_a_missing_sink_is_named_by_member_and_among_tokens_with_mass() -> None:
+    attention, x = MaskedAttention(BUILD["softmax"](problem(2, 2)[2])), np.zeros((2, 3, 2, 2))
+    s = np.zeros((2, 3, 2))
+    s[1, 2] = [0.25, 0.75]
+    with pytest.raises(InvalidInput, match=r"in member \(1, 2\) the smallest position with mass is 0\.25"):
+        attention.velocity(PositionedParticles(x, s))
+    with pytest.raises(InvalidInput, match=r"in member 2 the smallest position with mass is 0\.25"):
+        attention.velocity(PositionedParticles(x[1], s[1]))
+    with pytest.raises(InvalidInput, match=r"; the smallest position with mass is 0\.5"):
+        attention.velocity(PositionedParticles(x[0, 0], [0.0, 0.5], [0.0, 1.0]))
+
+
 def test_fault_causal_sinkhorn_that_converges() -> None:
     for attention in (
         SinkhornAttention(1.0, 1.0),

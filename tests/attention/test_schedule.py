@@ -42,6 +42,10 @@ def test_a_callable_gives_its_parameters_at_every_time() -> None:
     assert float(schedule.at(1.3).A[0, 0]) == np.cos(1.3)  # type: ignore[attr-defined]
     jumping = Schedule.from_function(lambda t: AffineBlock(float(t > 1)), jumps=[2.0, 1.0])
     assert jumping.jumps == (1.0, 2.0)
+    assert Schedule.from_function(lambda t: AffineBlock(t), jumps=[0.5, 1.0, 0.5]).jumps == (0.5, 1.0)
+    for t in ("x", None, float("nan")):
+        with pytest.raises(InvalidInput, match="t must be"):
+            schedule.at(t)  # type: ignore[arg-type]
 
 
 def test_a_callable_that_changes_its_mind_is_caught() -> None:

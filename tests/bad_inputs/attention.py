@@ -137,7 +137,7 @@ ROWS: list[Row] = [
     (
         "mask-no-atom-at-0",
         lambda: MASKED.velocity(PositionedParticles(X, S + 0.5 * (1 - S))),
-        "particles must have mass at position 0 .*smallest position is 0.5",
+        "particles must have mass at position 0 .*smallest position with mass is 0.5",
     ),
     (
         "mask-weightless-atom",

@@ -161,7 +161,11 @@ ROWS: list[tuple[str, Callable[[], object], str]] = [
     ),
     ("search metric", lambda: find_nonconvexity(E, "W2"), "metric must be Wasserstein"),
     ("search seed", lambda: find_nonconvexity(E, M, seed=-1), "seed must be at least 0"),
-    ("witness file", lambda: load_witness("/nowhere/witness.npz"), "path cannot be read as a witness"),
+    (
+        "witness file",
+        lambda: load_witness("/nowhere/witness.npz"),
+        "path cannot be read: /nowhere/witness.npz",
+    ),
     (
         "certificate energy",
         lambda: certify_displacement(SelfTransportEnergy(-np.eye(2)), X, Y),

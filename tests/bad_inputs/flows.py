@@ -71,7 +71,11 @@ ROWS: list[tuple[str, Callable[[], object], str]] = [
         r"outside the schedule",
     ),
     ("trajectory-at", lambda: otf.solve(SOFTMAX, G, 1.0).at(1.5), r"t must lie in"),
-    ("trajectory-load", lambda: otf.Trajectory.load("no-such-file.npz"), r"path is not a trajectory file"),
+    (
+        "trajectory-load",
+        lambda: otf.Trajectory.load("no-such-file.npz"),
+        r"path cannot be read: no-such-file.npz",
+    ),
     ("gradient-flow-energy", lambda: otf.gradient_flow("F", G, 1.0), r"energy must be an Energy"),
     (
         "gradient-flow-metric",

@@ -105,6 +105,29 @@ def test_fast_exponential_growth_after_a_jump_is_not_blow_up():
     )  # an ulp of t is 2e-6 here
 
 
+@pytest.mark.parametrize("gap", [1e-2, 1e-6, 1e-9, 1e-12])
+def test_a_jump_just_before_the_blow_up_does_not_hide_it(gap):
+    """The layer is the same before and after: t* = 1/2 as without the jump."""
+    layer = otf.SoftmaxAttention(np.eye(2), np.eye(2))
+    schedule = otf.Schedule([layer, layer], [0.0, 0.5 * (1 - gap)])
+    run = otf.solve(schedule, otf.Gaussian([0.0, 0.0], np.eye(2)), 1.0, save_at=[1.0])
+    assert run.status == "blew up"
+    assert abs(run.blow_up_time - 0.5) <= run.blow_up_error <= 1e-7
+
+
+@pytest.mark.parametrize("rate", [1e8, 1e9])
+def test_the_fastest_direction_that_takes_over_after_a_late_jump_is_not_blow_up(rate):
+    """rho t is 1e10 and 1/rho falls while the growing direction overtakes the dying one; then it stays."""
+    schedule = otf.Schedule(
+        [otf.AffineBlock(np.zeros((2, 2))), otf.AffineBlock(np.diag([rate, -rate]))], [0.0, 100.0]
+    )
+    end = 100 + 20 / rate
+    run = otf.solve(schedule, otf.Gaussian([0.0, 0.0], np.diag([1e-4, 1.0])), end, save_at=[end])
+    assert run.status == "completed"
+    ulp = np.spacing(100.0) * rate  # of rate t
+    assert np.log(run.states[-1].cov[0, 0] / 1e-4) == pytest.approx(2 * rate * (end - 100), abs=1e3 * ulp)
+
+
 def test_softmax_particles_do_not_blow_up():
     """Compact support: growth at most e^(|V| t), where the closure blows up at t* = 0.5."""
     x = np.random.default_rng(1).standard_normal((50, 1))

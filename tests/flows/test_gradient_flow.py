@@ -258,3 +258,19 @@ def test_a_trial_step_that_leaves_the_domain_is_cut_and_nothing_raises():
             assert batch.status[0] == one.status
             values = np.asarray(batch.energies["energy"])
             assert (np.diff(values[:, 0]) <= 1e-9 * np.abs(values[:-1, 0])).all()
+
+
+@pytest.mark.parametrize("weights", [None, [0.1, 0.2, 0.3, 0.4]])
+def test_an_energy_with_batched_parameters_gives_what_the_loop_gives(weights):
+    x = np.random.default_rng(5).standard_normal((4, 2))
+    A = np.stack([np.eye(2), np.diag([-2.0, 0.5])])
+    p, stack = otf.Particles(x, weights), otf.InteractionEnergy(A)
+    flow, steps = otf.gradient_flow(stack, p, 0.3), otf.jko(stack, p, 0.05, 2)
+    for k in range(2):
+        alone = otf.InteractionEnergy(A[k])
+        for many, one in ((flow, otf.gradient_flow(alone, p, 0.3)), (steps, otf.jko(alone, p, 0.05, 2))):
+            for a, b in ((many.states[0], one.states[0]), (many.states[-1], one.states[-1])):
+                np.testing.assert_array_equal(a[k].weights, b.weights)
+                np.testing.assert_allclose(a[k].mean, b.mean, rtol=1e-12, atol=1e-14)
+                np.testing.assert_allclose(a[k].x, b.x, rtol=1e-12, atol=1e-14)
+            np.testing.assert_allclose(many.energies["energy"][:, k], one.energies["energy"], rtol=1e-13)

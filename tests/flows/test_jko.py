@@ -137,3 +137,22 @@ def test_progress_and_files(tmp_path):
     back = otf.Trajectory.load(run.save(tmp_path / "steps.npz"))
     np.testing.assert_array_equal(back.stats["n_iter"], run.stats["n_iter"])
     np.testing.assert_array_equal(back.at(0.25).cov, run.states[2].cov)
+
+
+def test_gaussians_with_a_batch_of_energies():
+    """Linearised steps are those of the loop; an implicit one says that it takes one energy at a time."""
+    A = np.stack([0.2 * np.eye(2), np.diag([-1.0, 0.5])])
+    stack, g = otf.InteractionEnergy(A), otf.Gaussian([1.0, 0.0], 0.5 * np.eye(2))
+    with pytest.raises(otf.InvalidInput, match=r"energy has a batch of parameters \(2,\)"):
+        otf.jko(stack, g, 0.05, 2)
+    for run, build in (
+        (
+            otf.jko(stack, g, 0.05, 2, variant="linearised"),
+            lambda e: otf.jko(e, g, 0.05, 2, variant="linearised"),
+        ),
+        (otf.gradient_flow(stack, g, 0.3), lambda e: otf.gradient_flow(e, g, 0.3)),
+    ):
+        for k in range(2):
+            alone = build(otf.InteractionEnergy(A[k])).states[-1]
+            np.testing.assert_allclose(run.states[-1][k].cov, alone.cov, rtol=1e-9)
+            np.testing.assert_allclose(run.states[-1][k].mean, alone.mean, rtol=1e-9, atol=1e-12)

@@ -73,6 +73,78 @@ def test_a_batch_of_clouds_gives_what_the_loop_gives():
         np.testing.assert_allclose(together.states[-1].x[k], alone.states[-1].x, rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.parametrize("kind", ["uniform", "weighted", "masked"])
+def test_a_batch_of_parameters_gives_what_the_loop_gives(tmp_path, kind):
+    """At the start, between save times, at the end, and from a file."""
+    x, w, s = cloud(6), np.random.default_rng(3).dirichlet(np.ones(6)), np.array([0, 0.8, 0.1, 0.4, 1, 0.1])
+    heads = [otf.SoftmaxAttention(*matrices(seed=k)) for k in range(3)]
+    stack = otf.SoftmaxAttention(np.stack([h.A for h in heads]), np.stack([h.V for h in heads]))
+    measure = otf.Particles(x, None if kind == "uniform" else w)
+    if kind == "masked":
+        measure = otf.PositionedParticles(x, s, w)
+        heads, stack = [otf.MaskedAttention(h) for h in heads], otf.MaskedAttention(stack)
+    together = otf.solve(stack, measure, 0.4, save_at=[0.1, 0.4])
+    loaded = otf.Trajectory.load(together.save(tmp_path / "run.npz"))
+    for k, head in enumerate(heads):
+        alone = otf.solve(head, measure, 0.4, save_at=[0.1, 0.4])
+        pairs = [(together.at(t)[k], alone.at(t)) for t in (0.0, 0.05, 0.1, 0.3, 0.4)]
+        pairs += [(loaded.states[i][k], alone.states[i]) for i in range(2)]
+        for a, b in pairs:
+            assert type(a) is type(b)
+            np.testing.assert_array_equal(a.weights, b.weights)
+            np.testing.assert_allclose(a.x, b.x, rtol=1e-12, atol=1e-13)
+            np.testing.assert_allclose(a.mean, b.mean, rtol=1e-12, atol=1e-13)
+            np.testing.assert_allclose(a.cov, b.cov, rtol=1e-12, atol=1e-13)
+            if kind == "masked":
+                np.testing.assert_array_equal(a.s, b.s)
+        assert together.status[k] == alone.status
+
+
+def test_a_mean_of_a_member_is_that_of_its_weighted_cloud():
+    """V = v I and A = 0: the mean moves like e^(v t)."""
+    p = otf.Particles([[0.0], [1.0], [3.0]], [0.2, 0.3, 0.5])
+    run = otf.solve(otf.SoftmaxAttention([[0.0]], [[[-1.0]], [[2.0]]]), p, 0.1)
+    np.testing.assert_array_equal(run.states[-1][0].weights, [0.2, 0.3, 0.5])
+    for k, v in enumerate((-1.0, 2.0)):
+        assert run.states[-1][k].mean[0] == pytest.approx(1.8 * np.exp(0.1 * v), rel=1e-9)
+
+
+@pytest.mark.parametrize("gaussian", [True, False])
+@pytest.mark.parametrize("function", [True, False])
+def test_layers_that_bring_batch_dimensions_later(gaussian, function):
+    one, two = np.array([[-0.5]]), np.array([[[-1.0]], [[0.3]]])
+    layers = [otf.AffineBlock(one), otf.AffineBlock(two)]
+    schedule = otf.Schedule(layers, [0.0, 0.5])
+    if function:
+        schedule = otf.Schedule.from_function(lambda t: layers[int(t >= 0.5)], jumps=[0.5])
+    measure = otf.Gaussian([1.0], [[2.0]]) if gaussian else otf.Particles([[1.0], [3.0]], [0.9, 0.1])
+    energy = otf.PotentialEnergy(lambda x: x.square().sum(-1))
+    run = otf.solve(schedule, measure, 1.0, rtol=1e-10, atol=1e-12, save_at=[0.3, 1.0], energy=energy)
+    np.testing.assert_allclose(run.at(0.3).mean, np.exp(-0.15) * np.stack([measure.mean] * 2), rtol=1e-9)
+    for k in range(2):
+        growth = np.exp(0.5 * (-0.5 + two[k, 0, 0]))
+        np.testing.assert_allclose(run.states[-1][k].mean, growth * measure.mean, rtol=1e-8)
+        np.testing.assert_allclose(run.states[-1][k].cov, growth**2 * measure.cov, rtol=1e-8)
+    assert run.energies["energy"].shape == (2, 2)
+
+
+def test_a_callable_that_brings_batch_dimensions_unannounced_says_so():
+    schedule = otf.Schedule.from_function(
+        lambda t: otf.AffineBlock(np.array([[[-1.0]], [[-2.0]]]) if 0.4 < t < 0.7 else [[-1.0]])
+    )
+    with pytest.raises(otf.InvalidInput, match=r"f brings batch dimensions \(2,\) at t = "):
+        otf.solve(schedule, otf.Gaussian([1.0], [[1.0]]), 1.0)
+
+
+def test_a_jump_named_twice_is_one_jump():
+    schedule = otf.Schedule.from_function(
+        lambda t: otf.AffineBlock(1.0 if t < 0.5 else -2.0), jumps=[0.5, 0.5]
+    )
+    run = otf.solve(schedule, otf.Particles([[1.0], [2.0]]), 1.0, rtol=1e-10, atol=1e-12)
+    assert run.status == "completed"
+    np.testing.assert_allclose(run.states[-1].x, np.exp(0.5 - 1.0) * np.array([[1.0], [2.0]]), rtol=1e-8)
+
+
 def test_one_token_and_dimension_one():
     run = otf.solve(otf.SoftmaxAttention(0.3, -1.0), otf.Particles([[2.0]]), 1.0)
     assert run.states[-1].x.shape == (1, 1)

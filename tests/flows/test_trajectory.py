@@ -54,19 +54,68 @@ def test_files_give_back_what_was_saved(tmp_path, kind):
         assert type(a) is type(b)
         assert a.kind == b.kind
         assert a.dtype == b.dtype
+        assert getattr(a, "uniform", None) == getattr(b, "uniform", None)
         for name in ("factor", "mean", "x", "weights", "s"):
             if hasattr(b, name):
                 np.testing.assert_array_equal(np.asarray(getattr(a, name)), np.asarray(getattr(b, name)))
     assert list(tmp_path.glob("deep/*")) == [tmp_path / "deep" / "run.npz"]
 
 
+def refused(path, words):
+    with pytest.raises(otf.InvalidInput, match=words) as caught:
+        otf.Trajectory.load(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
 def test_a_file_of_anything_else_is_refused(tmp_path):
     np.savez(tmp_path / "other.npz", x=np.ones(3))
     np.save(tmp_path / "objects.npy", np.array([{}], dtype=object), allow_pickle=True)
+    np.save(tmp_path / "numbers.npy", np.ones(3))
     (tmp_path / "text.npz").write_text("not a zip")
-    for name in ("other.npz", "objects.npy", "text.npz", "missing.npz"):
-        with pytest.raises(otf.InvalidInput, match="path is not a trajectory file"):
-            otf.Trajectory.load(tmp_path / name)
+    (tmp_path / "empty.npz").touch()
+    refused(tmp_path / "other.npz", "path is not a trajectory file")
+    for name in ("objects.npy", "numbers.npy", "text.npz", "empty.npz"):
+        refused(tmp_path / name, "path is not an NPZ file")
+    refused(tmp_path / "missing.npz", "path cannot be read: .*No such file")
+    refused(tmp_path, "path cannot be read")
+
+
+def test_a_damaged_file_is_refused(tmp_path):
+    path = gaussian_run().save(tmp_path / "run.npz")
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    refused(path, "path is a damaged NPZ file")
+    flipped = bytearray(whole)
+    flipped[whole.index(b"factor.npy") + 40] ^= 0xFF
+    path.write_bytes(bytes(flipped))
+    refused(path, "path is a damaged NPZ file")
+
+
+def test_a_file_that_lacks_something_says_what(tmp_path):
+    path = gaussian_run().save(tmp_path / "run.npz")
+    with np.load(path) as data:
+        content = dict(data)
+    for name in ("times", "status", "kind", "factor", "stats", "warnings", "last_times"):
+        np.savez(path, **{k: v for k, v in content.items() if k != name})
+        refused(path, f"path is a trajectory file without '{name}'")
+    for name, wrong in {
+        "times": content["times"][:-1],
+        "mean": content["mean"].astype(str),
+        "stats": np.array("{"),
+        "factor": content["factor"][1:],
+        "warnings": np.array("one"),
+    }.items():
+        np.savez(path, **{**content, name: wrong})
+        refused(path, "path is a damaged trajectory file")
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path):
+    with pytest.raises(otf.InvalidInput, match="path is a folder"):
+        gaussian_run().save(tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(otf.InvalidInput, match="path cannot be written"):
+        gaussian_run().save(tmp_path / "file" / "run.npz")
 
 
 def test_a_loaded_trajectory_gives_the_state_before_t(tmp_path):

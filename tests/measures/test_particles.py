@@ -76,3 +76,21 @@ def test_positions_travel_with_the_tokens() -> None:
     np.testing.assert_array_equal(moved.weights, p.weights)
     batch = PositionedParticles(np.zeros((4, 3, 2)), [0.0, 0.5, 1.0])
     np.testing.assert_array_equal(batch[2].s, [0.0, 0.5, 1.0])
+
+
+@pytest.mark.parametrize("positioned", [False, True])
+def test_tokens_with_more_batch_dimensions_bring_weights_and_positions_along(positioned: bool) -> None:
+    x, w, s = np.array([[0.0], [1.0], [3.0]]), [0.2, 0.3, 0.5], [0.0, 0.5, 1.0]
+    one = PositionedParticles(x, s, w) if positioned else Particles(x, w)
+    factors = torch.tensor([1.0, 2.0, -1.0, 4.0], dtype=torch.float64).reshape(2, 2, 1, 1)
+    many = one.moved(factors * one.x_t)
+    assert many.weights_t.shape == (2, 2, 3)
+    for i, j in np.ndindex(2, 2):
+        member = many[i, j]
+        np.testing.assert_array_equal(member.weights, w)
+        assert float(member.mean[0]) == pytest.approx(1.8 * float(factors[i, j, 0, 0]), rel=1e-15)
+        assert float(many[i].weights[j, 2]) == 0.5
+        if positioned:
+            assert isinstance(member, PositionedParticles)
+            np.testing.assert_array_equal(member.s, s)
+    assert Particles.unchecked(factors * one.x_t, one.weights_t)[1, 1].weights_t.tolist() == w

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import ot
 import pytest
@@ -193,3 +195,36 @@ def test_numpy_in_numpy_out_torch_in_torch_out_float32() -> None:
     single = Wasserstein().distance(x.astype(np.float32), y.astype(np.float32))
     assert single.dtype == np.float32
     assert single == pytest.approx(value, rel=1e-6)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("d", [1, 2])
+@pytest.mark.parametrize("p", [1, 2, 3])
+@pytest.mark.parametrize("factor", [1e160, 1e300, 1e-170, 1e-300])
+def test_distances_scale_where_their_powers_leave_the_floating_range(factor, p, d, weighted):
+    rng = np.random.default_rng(4)
+    x, y, w = rng.standard_normal((6, d)), rng.standard_normal((6, d)), rng.dirichlet(np.ones(6))
+    metric, w = Wasserstein(p=p), w if weighted else None
+    one = metric.distance(Particles(x, w), Particles(y))
+    mu, nu = Particles(factor * x, w), Particles(factor * y)
+    assert metric.distance(mu, nu) / factor == pytest.approx(one, rel=1e-14)
+    path = metric.geodesic(mu, nu)
+    assert path.length / factor == pytest.approx(one, rel=1e-14)
+    assert 0 <= path.error / factor <= 1e-4
+
+
+@pytest.mark.parametrize("p", [30.0, 1000.0])
+def test_a_large_power_finds_the_plan_among_distances_far_below_the_largest(p):
+    """Against all matchings; a token split in two halves is the same measure, by the network simplex."""
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((6, 2))
+    x[0] = [30.0, 0.0]
+    y = x[rng.permutation(6)] + 0.3 * rng.standard_normal((6, 2))
+    gaps = np.linalg.norm(x[:, None] - y[None], axis=-1)
+    pairs = np.array([[gaps[i, j] for i, j in enumerate(q)] for q in itertools.permutations(range(6))])
+    longest = pairs.max(1)
+    expected = (longest * np.mean((pairs / longest[:, None]) ** p, 1) ** (1 / p)).min()
+    assert Wasserstein(p=p).distance(x, y) == pytest.approx(expected, rel=1e-14)
+    split, w = [0, 0, 1, 2, 3, 4, 5], np.array([1, 1, 2, 2, 2, 2, 2]) / 12
+    halves = Wasserstein(p=p).distance(Particles(x[split], w), Particles(y[split], w))
+    assert halves == pytest.approx(expected, rel=1e-14)
