@@ -16,7 +16,7 @@ from ot_transformers.analysis import (
     stability_constant,
     stability_experiment,
 )
-from ot_transformers.attention import AffineBlock, Schedule, SoftmaxAttention
+from ot_transformers.attention import AffineBlock, LinearAttention, Schedule, SoftmaxAttention
 from ot_transformers.cluster import dask_mapper
 from ot_transformers.flows import solve
 from ot_transformers.measures import Gaussian, Particles
@@ -56,6 +56,39 @@ ROWS: list[tuple[str, Callable[[], object], str]] = [
         "batch",
     ),
     ("stability-p", lambda: stability_experiment(SOFTMAX, CLOUD, CLOUD + 1, 1.0, p=3), "p must be one of"),
+    (
+        "stability-p-list",
+        lambda: stability_experiment(SOFTMAX, CLOUD, CLOUD + 1, 1.0, p=[1, 2]),
+        "p must be one of",
+    ),
+    (
+        "stability-times",
+        lambda: stability_experiment(SOFTMAX, CLOUD, CLOUD + 1, 1.0, n_times=-1),
+        "n_times must be",
+    ),
+    (
+        "stability-times-word",
+        lambda: stability_experiment(SOFTMAX, CLOUD, CLOUD + 1, 1.0, n_times="a"),
+        "n_times must",
+    ),
+    (
+        "stability-times-real",
+        lambda: stability_experiment(SOFTMAX, CLOUD, CLOUD + 1, 1.0, n_times=2.5),
+        "n_times must",
+    ),
+    ("mean-field-kind", lambda: mean_field_experiment(3, UNIT, 1.0), "attention must be an Attention"),
+    ("mean-field-sizes", lambda: mean_field_experiment(SOFTMAX, UNIT, 1.0, ns=8), "ns must be a list"),
+    (
+        "mean-field-batch",
+        lambda: mean_field_experiment(SoftmaxAttention(np.stack([I2, I2]), I2), UNIT, 1.0),
+        "attention must be a single one",
+    ),
+    ("mean-field-dirac", lambda: mean_field_experiment(SOFTMAX, Gaussian(np.zeros(2), 0 * I2), 1.0), "Dirac"),
+    (
+        "mean-field-blown",
+        lambda: mean_field_experiment(LinearAttention(I2, I2), UNIT, 0.45, ns=(4, 8, 16), n_repeats=3),
+        "clouds of 4 tokens do not reach t = 0.45",
+    ),
     ("mean-field-one-size", lambda: mean_field_experiment(SOFTMAX, UNIT, 1.0, ns=(8, 8)), "ns must hold"),
     ("mean-field-time", lambda: mean_field_experiment(SOFTMAX, UNIT, 0.0), "t must be > 0"),
     (
