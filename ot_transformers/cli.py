@@ -194,7 +194,10 @@ def phase(
     eps: Eps = None,
     seed: Seed = None,
     save: Annotated[
-        str | None, typer.Option(help="NPZ saved as the flows are done; a killed run resumes from it.")
+        str | None,
+        typer.Option(
+            help=".npz saved as the flows are done; a killed run resumes from it, a finished one is read."
+        ),
     ] = None,
     out: Out = None,
     config: Config = None,
