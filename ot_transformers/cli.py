@@ -6,6 +6,7 @@ Exit status: 0 done, 1 a result outside its tolerance, 2 bad input (one line on 
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -292,7 +293,9 @@ def _print_presets() -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the app; every failure is one line on stderr and an exit status."""
     try:
-        status = app(args=None if argv is None else list(argv), standalone_mode=False)
+        with warnings.catch_warnings():
+            warnings.showwarning = _warn
+            status = app(args=None if argv is None else list(argv), standalone_mode=False)
     except Exception as err:
         status = _status_of(err)
     if status == INTERRUPTED:  # the parser turns Ctrl-C into this
@@ -310,10 +313,18 @@ def _status_of(err: Exception) -> int:
     if message is not None:  # a usage error of the parser
         _fail(message() or "no command given; see --help")
         return 2
+    if isinstance(err, OSError):  # a full disk, a place that went away while the study ran
+        _fail(f"{err.filename}: {err.strerror}" if err.filename is not None else str(err))
+        return 2
     if isinstance(err, OTTransformersError):
         _fail(str(err))
         return 2 if isinstance(err, InvalidInput) or not isinstance(err, NotConverged) else 1
     raise err
+
+
+def _warn(message: Warning | str, *_: Any) -> None:
+    """One line, without the place in the source that Python adds."""
+    typer.echo(f"warning: {' '.join(str(message).split())}", err=True)
 
 
 def _fail(message: str) -> None:
