@@ -322,7 +322,14 @@ def _status_of(err: Exception) -> int:
     raise err
 
 
-def _warn(message: Warning | str, *_: Any) -> None:
+def _warn(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: Any = None,
+    line: str | None = None,
+) -> None:
     """One line, without the place in the source that Python adds."""
     typer.echo(f"warning: {' '.join(str(message).split())}", err=True)
 

@@ -110,11 +110,7 @@ def mean_field_experiment(
     t = check_positive(t, "t")
     check_count(n_repeats, "n_repeats", 2)
     check_count(seed, "seed", 0)
-    if isinstance(ns, str) or not isinstance(ns, Iterable):
-        raise InvalidInput(f"ns must be a list of sizes, got {describe(ns)}")
-    sizes = sorted({check_count(n, "ns", 2) for n in ns})
-    if len(sizes) < 2:
-        raise InvalidInput(f"ns must hold at least two different sizes, got {list(ns)}")
+    sizes = _sizes(ns)
     if g.batch_shape:
         raise InvalidInput(f"gaussian must be a single measure, got batch dimensions {g.batch_shape}")
     if attention.batch_shape:
@@ -147,6 +143,16 @@ def mean_field_experiment(
     rate, low, high = fit_rate(np.array(sizes), errors, seed=seed)
     rms = np.sqrt(np.mean(errors**2, axis=1))
     return MeanFieldReport(np.array(sizes), errors, rms, rate, low, high, float(t))
+
+
+def _sizes(ns: Any) -> list[int]:
+    if isinstance(ns, str) or not isinstance(ns, Iterable):
+        raise InvalidInput(f"ns must be a list of sizes, got {describe(ns)}")
+    listed = list(ns)
+    sizes = sorted({check_count(n, "ns", 2) for n in listed})
+    if len(sizes) < 2:
+        raise InvalidInput(f"ns must hold at least two different sizes, got {describe(listed)}")
+    return sizes
 
 
 def _numbers(values: Sequence[Any]) -> np.ndarray[Any, Any]:

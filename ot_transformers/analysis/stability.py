@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any
 
 import numpy as np
 from scipy.integrate import solve_ivp
 
-from ..arrays import check_count, check_positive, describe
+from ..arrays import as_scalar, check_count, check_positive, describe
 from ..attention import Attention, Schedule
 from ..errors import InvalidInput, NotConverged
 from ..flows import solve
@@ -168,7 +167,7 @@ def stability_experiment(
     nu: Particles,
     t_end: float,
     *,
-    p: int = 2,
+    p: float = 2,
     n_times: int = 9,
     rtol: float = 1e-8,
     atol: float = 1e-10,
@@ -194,7 +193,8 @@ def stability_experiment(
     a, b = as_particles(mu, "mu"), as_particles(nu, "nu")
     check_same_dim(a, b)
     check_positive(t_end, "t_end")
-    if isinstance(p, bool) or not isinstance(p, Real) or p not in (1, 2):
+    exponent = as_scalar(p, "p")
+    if exponent not in (1.0, 2.0):
         raise InvalidInput(f"p must be one of 1, 2, got {describe(p)}")
     check_count(n_times, "n_times", 2)
     if a.batch_shape or b.batch_shape:
@@ -205,7 +205,7 @@ def stability_experiment(
         raise InvalidInput("mu and nu are the same measure: there is no ratio to measure")
     times = np.linspace(0.0, float(t_end), n_times)
     bounds = np.array([1.0] + [float(stability_constant(attention, t, R0)) for t in times[1:]])
-    metric = Wasserstein(p=int(p))
+    metric = Wasserstein(p=int(exponent))
     runs = [solve(attention, c, float(t_end), rtol=rtol, atol=atol, save_at=times) for c in (a, b)]
     if any(str(r.status) not in ("completed", "converged") for r in runs):
         warnings.warn(f"a flow ended early: {runs[0].status}, {runs[1].status}", NotConverged, stacklevel=2)

@@ -117,6 +117,6 @@ def test_tokens_of_weight_0_do_not_widen_the_support() -> None:
     report = stability_experiment(attention, with_far, Particles(x + 0.01), 0.5, n_times=3)
     assert pytest.approx(0.31 * np.sqrt(2)) == report.R0
     assert report.holds
-    one = stability_experiment(attention, Particles(x), Particles(x + 0.01), 0.5, n_times=3, p=2.0)  # type: ignore[arg-type]
+    one = stability_experiment(attention, Particles(x), Particles(x + 0.01), 0.5, n_times=3, p=2.0)
     two = stability_experiment(attention, Particles(x), Particles(x + 0.01), 0.5, n_times=3, p=2)
     np.testing.assert_array_equal(one.ratios, two.ratios)
