@@ -6,6 +6,7 @@ Exit status: 0 done, 1 a result outside its tolerance, 2 bad input (one line on 
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -194,7 +195,10 @@ def phase(
     eps: Eps = None,
     seed: Seed = None,
     save: Annotated[
-        str | None, typer.Option(help="NPZ saved as the flows are done; a killed run resumes from it.")
+        str | None,
+        typer.Option(
+            help=".npz saved as the flows are done; a killed run resumes from it, a finished one is read."
+        ),
     ] = None,
     out: Out = None,
     config: Config = None,
@@ -308,7 +312,9 @@ def _print_presets() -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the app; every failure is one line on stderr and an exit status."""
     try:
-        status = app(args=None if argv is None else list(argv), standalone_mode=False)
+        with warnings.catch_warnings():
+            warnings.showwarning = _warn
+            status = app(args=None if argv is None else list(argv), standalone_mode=False)
     except Exception as err:
         status = _status_of(err)
     if status == INTERRUPTED:  # the parser turns Ctrl-C into this
@@ -326,10 +332,25 @@ def _status_of(err: Exception) -> int:
     if message is not None:  # a usage error of the parser
         _fail(message() or "no command given; see --help")
         return 2
+    if isinstance(err, OSError):  # a full disk, a place that went away while the study ran
+        _fail(f"{err.filename}: {err.strerror}" if err.filename is not None else str(err))
+        return 2
     if isinstance(err, OTTransformersError):
         _fail(str(err))
         return 2 if isinstance(err, InvalidInput) or not isinstance(err, NotConverged) else 1
     raise err
+
+
+def _warn(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: Any = None,
+    line: str | None = None,
+) -> None:
+    """One line, without the place in the source that Python adds."""
+    typer.echo(f"warning: {' '.join(str(message).split())}", err=True)
 
 
 def _fail(message: str) -> None:

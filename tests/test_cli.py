@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ot_transformers import __version__, cli
+from ot_transformers.errors import NotConverged
 from ot_transformers.studies import Finding, StudyResult, flow
 from ot_transformers.studies._presets import PRESETS
 
@@ -125,6 +127,9 @@ BAD = {
     "seed negative": (["flow", "--seed", "-1"], "seed must be at least 0"),
     "unknown dtype": (["flow", "--dtype", "float16"], "dtype must be one of"),
     "no such device": (["flow", "--device", "abacus"], "device cannot be used: 'abacus'"),
+    "out in no file system": (["flow", "--out", "/proc/x"], "out cannot be written"),
+    "out of 300 letters": (["flow", "--out", "n" * 300], "out cannot be written"),
+    "device without numbers": (["flow", "--device", "meta"], "device cannot be used: 'meta'"),
     "no such tokens": (["flow", "--tokens", "nothing.npy"], "tokens file does not exist: nothing.npy"),
     "no such matrices": (["flow", "--matrices", "nothing.npz"], "matrices file does not exist"),
     "no such config": (["flow", "--config", "nothing.json"], "config cannot be read: nothing.json"),
@@ -159,6 +164,36 @@ def test_a_file_in_the_way_is_said_before_any_work(
     (tmp_path / "taken").write_text("x")
     assert call(*SMALL, "--out", str(tmp_path / "taken")) == 2
     assert "out is a file, expected a folder" in capsys.readouterr().err
+
+
+def test_a_config_nested_too_deeply_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "deep.json").write_text("[" * 200_000)
+    assert call("flow", "--config", str(tmp_path / "deep.json")) == 2
+    assert "config is not JSON" in capsys.readouterr().err
+
+
+def test_a_disk_that_fills_up_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(config: object, progress: object) -> StudyResult:
+        raise OSError(28, "No space left on device", "results/flow")
+
+    monkeypatch.setattr(flow, "run", run)
+    assert call("flow", "--out", str(tmp_path / "run")) == 2
+    assert capsys.readouterr().err == "error: results/flow: No space left on device\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_warning_is_one_line_without_a_source_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(config: object, progress: object) -> StudyResult:
+        warnings.warn("2 flows stopped\nbefore t_end", NotConverged, stacklevel=1)
+        return StudyResult("flow", "A run", "", {})
+
+    monkeypatch.setattr(flow, "run", run)
+    assert call("flow", "--out", str(tmp_path / "run"), "-q") == 0
+    assert capsys.readouterr().err == "warning: 2 flows stopped before t_end\n"
 
 
 def test_preset_list_and_version(capsys: pytest.CaptureFixture[str]) -> None:

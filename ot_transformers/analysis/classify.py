@@ -9,12 +9,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..arrays import check_nonnegative, describe
 from ..attention import Attention, Schedule
 from ..errors import InvalidInput
 from ..flows import Trajectory
 from ..measures import Gaussian
 
 __all__ = ["CLASSES", "Classification", "classify"]
+
+Floats = np.ndarray[Any, Any]
+Ints = np.ndarray[Any, Any]
 
 CLASSES = (
     "undecided",
@@ -73,8 +77,13 @@ def classify(attention: Attention, trajectory: Trajectory, *, tol: float = 1e-6)
     settled nor exponential, makes the member "undecided": integrate longer. Growth is exponential if tr S
     has grown tenfold and its rate over the last half of the time agrees with the rate at the end to 10%.
 
-    What is seen is seen up to the end: a direction so small that t lambda_i is still below 1 has not begun to
-    decay and counts as rank; integrate longer to be sure.
+    A small kappa_i alone does not tell a limit from a direction that has not begun to move, a slow blow-up
+    among them: both have it. A limit S_inf + c/t has |kappa_i| falling like 1/t, the others have it rising like
+    t. So |kappa_i| <= 0.1 is a limit only where |kappa_i| has fallen, at least like t^(-1/2), since the last saved
+    time before half of the end, or where the velocity is at rounding level; elsewhere the member is undecided.
+
+    What is seen is seen up to the end: a direction that stands still at rounding level counts as rank. A flow
+    that ended at its step limit has shown no limit; only its exponential growth counts.
 
     The class speaks of the covariance; the mean has its own equation.
 
@@ -83,34 +92,33 @@ def classify(attention: Attention, trajectory: Trajectory, *, tol: float = 1e-6)
     attention : Attention
         The one that made the trajectory (not time-dependent).
     trajectory : Trajectory
-        Of a Gaussian or a batch of them.
+        Of a Gaussian or a batch of them. Where it has no saved time in the first half (0 excluded), the state
+        there is computed once more.
     tol : float
         Relative threshold of `numerical_rank`.
 
     Raises
     ------
     InvalidInput
-        The trajectory is one of particles, or the attention is a `Schedule`.
+        The trajectory is one of particles or of another dimension, or the attention is a `Schedule`.
     """
-    last = trajectory.states[-1]
-    if not isinstance(last, Gaussian):
-        raise InvalidInput("trajectory must be one of Gaussians; use clustering_report for particles")
-    if isinstance(attention, Schedule):
-        raise InvalidInput("attention must not depend on time: a Schedule has no long run")
-    t_last = np.broadcast_to(np.asarray(trajectory.last_times, dtype=float), last.batch_shape)
+    last = _checked(attention, trajectory)
+    check_nonnegative(tol, "tol")
+    ends = np.minimum(np.asarray(trajectory.last_times, dtype=float), float(trajectory.times[-1]))
+    t_last = np.broadcast_to(ends, last.batch_shape)
     t = torch.from_numpy(np.array(t_last)).to(last.mean_t)
-    L = last.factor_t.detach()
-    _, M = attention.raw_affine(last.mean_t.detach(), L)
-    U, s, _ = torch.linalg.svd(L, full_matrices=False)
-    rates = 2.0 * torch.einsum("...ji,...jk,...ki->...i", U, M.detach(), U).flip(-1)
-    lam = s.square().flip(-1)
+    lam, rates, size = _rates(attention, last.mean_t, last.factor_t)
     kappa = t.unsqueeze(-1) * rates
     trace = lam.sum(-1)
     growth = (lam * rates).sum(-1) / trace.clamp_min(torch.finfo(trace.dtype).tiny)
     present = _present(trajectory.states[0], lam)
-    code, rank = _decide(kappa, present, growth, t, trace, _mean_rate(trajectory, t_last, trace), last.dim)
-    blown = np.broadcast_to(np.asarray(trajectory.status) == "blew up", last.batch_shape)
-    code, rank = np.where(blown, 5, code), np.where(blown, -1, rank)
+    at_rest = _at_rest(attention, trajectory, t_last, rates, size)
+    settled = (((kappa.abs() <= 0.1) & at_rest) | (kappa <= -0.9) | ~present).all(-1)
+    code, rank = _decide(kappa, present, settled, growth, t, _mean_rate(trajectory, t_last, trace), last.dim)
+    status = np.broadcast_to(np.asarray(trajectory.status), last.batch_shape)
+    code = np.where((status == "step limit") & (code <= 3), 0, code)
+    code = np.where(status == "blew up", 5, code)
+    rank = np.where((code >= 1) & (code <= 3), rank, -1)
     above = (lam > tol * lam.amax(-1, keepdim=True)).sum(-1)
     return Classification(
         code=code,
@@ -119,6 +127,73 @@ def classify(attention: Attention, trajectory: Trajectory, *, tol: float = 1e-6)
         growth_rate=growth.cpu().numpy(),
         blow_up_time=np.broadcast_to(np.asarray(trajectory.blow_up_time, dtype=float), last.batch_shape),
         exponents=kappa.cpu().numpy(),
+    )
+
+
+def _checked(attention: Any, trajectory: Any) -> Gaussian:
+    """The last state, of a Gaussian trajectory that this attention can have made."""
+    if not isinstance(attention, Attention):
+        raise InvalidInput(f"attention must be an Attention, got {describe(attention)}")
+    if isinstance(attention, Schedule):
+        raise InvalidInput("attention must not depend on time: a Schedule has no long run")
+    if not isinstance(trajectory, Trajectory):
+        raise InvalidInput(f"trajectory must be a Trajectory, got {describe(trajectory)}")
+    last = trajectory.states[-1]
+    if not isinstance(last, Gaussian):
+        raise InvalidInput("trajectory must be one of Gaussians; use clustering_report for particles")
+    attention._check(last, "trajectory")
+    return last
+
+
+def _rates(attention: Attention, mean: Tensor, factor: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Eigenvalues of S in ascending order, d log(lambda_i)/dt, and the size of M (the scale of rounding)."""
+    L = factor.detach()
+    M = attention.raw_affine(mean.detach(), L)[1].detach()
+    U, s, _ = torch.linalg.svd(L, full_matrices=False)
+    rates = 2.0 * torch.einsum("...ji,...jk,...ki->...i", U, M, U).flip(-1)
+    return s.square().flip(-1), rates, M.square().sum((-2, -1)).sqrt().unsqueeze(-1)
+
+
+def _at_rest(
+    attention: Attention, trajectory: Trajectory, t_last: Floats, rates: Tensor, size: Tensor
+) -> Tensor:
+    """Which directions come to rest: |kappa_i| falls at least like t^(-1/2), or the velocity is rounding."""
+    before, mean, factor = _earlier(trajectory, t_last)
+    _, rates_before, size_before = _rates(attention, mean, factor)
+    first: Any = trajectory.initial if trajectory.initial is not None else trajectory.states[0]
+    _, rates_first, size_first = _rates(attention, first.mean_t, first.factor_t)
+    t, s = (torch.from_numpy(np.array(v)).to(rates).unsqueeze(-1) for v in (t_last, before))
+    # |t rate| <= (s / t)^(1/2) |s rate_before|; s = 0 (no state known in the first half) is never falling.
+    falling = rates.abs() * t <= (s / t.clamp_min(1e-300)).sqrt() * s * rates_before.abs()
+    rounding = torch.finfo(rates.dtype).eps * 16 * rates.shape[-1]
+    rest = rates.abs() <= rounding * torch.maximum(torch.maximum(size, size_before), size_first)
+    # An exponentially fast limit ends in the errors of the steps, which rise and fall at random.
+    fastest = torch.maximum(rates_before.abs(), rates_first.abs())
+    noise = (rates.abs() * t <= 1e-6) & (rates.abs() <= 1e-3 * fastest)
+    return falling | rest | noise
+
+
+def _earlier(trajectory: Trajectory, t_last: Floats) -> tuple[Floats, Tensor, Tensor]:
+    """For each member the last saved time up to half of its end, with mean and factor there; 0 for none."""
+    times = np.asarray(trajectory.times, dtype=float)
+    states: list[Any] = list(trajectory.states)
+    half = 0.5 * float(t_last.min())
+    if not np.any((times > 0) & (times <= half)) and trajectory.resume is not None and half > 0:
+        k = int(np.searchsorted(times, half))
+        times, states = np.insert(times, k, half), [*states[:k], trajectory.at(half), *states[k:]]
+    index = np.searchsorted(times, 0.5 * t_last.reshape(-1), side="right") - 1
+    known = index >= 0
+    index = np.maximum(index, 0)
+    means = torch.stack([g.mean_t.detach() for g in states])
+    factors = torch.stack([g.factor_t.detach() for g in states])
+    members = np.arange(index.size)
+    mean = means.flatten(1, -2) if means.ndim > 2 else means.unsqueeze(1)
+    factor = factors.flatten(1, -3) if factors.ndim > 3 else factors.unsqueeze(1)
+    before = np.where(known, times[index], 0.0).reshape(t_last.shape)
+    return (
+        before,
+        mean[index, members].reshape(means.shape[1:]),
+        factor[index, members].reshape(factors.shape[1:]),
     )
 
 
@@ -151,14 +226,13 @@ def _mean_rate(trajectory: Trajectory, t_last: np.ndarray[Any, Any], trace: Tens
 def _decide(
     kappa: Tensor,
     present: Tensor,
+    settled: Tensor,
     growth: Tensor,
     t: Tensor,
-    trace: Tensor,
     history: tuple[Tensor, Tensor],
     dim: int,
-) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+) -> tuple[Ints, Ints]:
     mean_rate, ratio = history
-    settled = ((kappa.abs() <= 0.1) | (kappa <= -0.9) | ~present).all(-1)
     rank = ((kappa > -0.5) & present).sum(-1)
     exponential = (ratio > 10) & (growth * t > 1) & ((mean_rate - growth).abs() <= 0.1 * growth.abs())
     code = torch.zeros_like(rank)
@@ -166,5 +240,4 @@ def _decide(
     code = torch.where(settled & (rank > 0) & (rank < dim), 2, code)
     code = torch.where(settled & (rank == dim), 3, code)
     code = torch.where(~settled & exponential, 4, code)
-    rank = torch.where((code >= 1) & (code <= 3), rank, -1)
     return code.cpu().numpy(), rank.cpu().numpy()

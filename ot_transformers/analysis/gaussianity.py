@@ -114,7 +114,8 @@ def _whitened(x: Tensor, w: Tensor) -> Tensor:
     """Coordinates of mean 0 and covariance I in the affine hull, (n, r)."""
     centred = x - (w.unsqueeze(-1) * x).sum(0)
     _, s, Vh = torch.linalg.svd(w.sqrt().unsqueeze(-1) * centred, full_matrices=False)
-    keep = s > s.max() * max(x.shape) * torch.finfo(s.dtype).eps
+    # The mean is known to rounding of the tokens only: below that, differences are noise, not extent.
+    keep = s > torch.maximum(s.max(), x.abs().max()) * max(x.shape) * torch.finfo(s.dtype).eps
     return centred @ (Vh[keep].T / s[keep])
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..arrays import check_count, check_positive, make_generator
+from ..arrays import check_count, check_positive, describe, make_generator
 from ..attention import Attention
 from ..errors import InvalidInput, NotGaussianPreserving
 from ..flows import solve
@@ -102,16 +102,21 @@ def mean_field_experiment(
     NotGaussianPreserving
         The kind has no closure to compare with.
     InvalidInput
-        A batch, fewer than two sizes, or a closure that blows up before t.
+        A batch, a Dirac mass, fewer than two sizes, or a closure or a cloud that blows up before t.
     """
+    if not isinstance(attention, Attention):
+        raise InvalidInput(f"attention must be an Attention, got {describe(attention)}")
     g = as_gaussian(gaussian)
-    check_positive(t, "t")
+    t = check_positive(t, "t")
     check_count(n_repeats, "n_repeats", 2)
-    sizes = sorted({check_count(n, "ns", 2) for n in ns})
-    if len(sizes) < 2:
-        raise InvalidInput(f"ns must hold at least two different sizes, got {list(ns)}")
+    check_count(seed, "seed", 0)
+    sizes = _sizes(ns)
     if g.batch_shape:
         raise InvalidInput(f"gaussian must be a single measure, got batch dimensions {g.batch_shape}")
+    if attention.batch_shape:
+        raise InvalidInput(f"attention must be a single one, got batch dimensions {attention.batch_shape}")
+    if int(g.rank()) == 0:
+        raise InvalidInput("gaussian must not be a Dirac mass: its samples have no error to measure")
     if not attention.preserves_gaussians:
         raise NotGaussianPreserving(f"{type(attention).__name__} has no Gaussian closure to compare with")
     closure = solve(attention, g, t, rtol=1e-10, atol=1e-12, save_at=[0.0, float(t)])
@@ -125,6 +130,12 @@ def mean_field_experiment(
     for i, n in enumerate(sizes):
         z = torch.randn(n_repeats, n, L.shape[-1], generator=generator, dtype=torch.float64).to(L)
         run = solve(attention, Particles(m + z @ L.mT), t, rtol=rtol, atol=atol, save_at=[0.0, float(t)])
+        lost = np.isin(np.asarray(run.status), ("completed", "converged"), invert=True)
+        if lost.any():
+            raise InvalidInput(
+                f"{int(lost.sum())} of {n_repeats} clouds of {n} tokens do not reach t = {t:g} "
+                f"({np.asarray(run.status)[lost][0]}): choose t further from the blow-up of the closure"
+            )
         last = run.states[-1]
         assert isinstance(last, Particles)
         moments = last.to_gaussian()
@@ -132,6 +143,16 @@ def mean_field_experiment(
     rate, low, high = fit_rate(np.array(sizes), errors, seed=seed)
     rms = np.sqrt(np.mean(errors**2, axis=1))
     return MeanFieldReport(np.array(sizes), errors, rms, rate, low, high, float(t))
+
+
+def _sizes(ns: Any) -> list[int]:
+    if isinstance(ns, str) or not isinstance(ns, Iterable):
+        raise InvalidInput(f"ns must be a list of sizes, got {describe(ns)}")
+    listed = list(ns)
+    sizes = sorted({check_count(n, "ns", 2) for n in listed})
+    if len(sizes) < 2:
+        raise InvalidInput(f"ns must hold at least two different sizes, got {describe(listed)}")
+    return sizes
 
 
 def _numbers(values: Sequence[Any]) -> np.ndarray[Any, Any]:

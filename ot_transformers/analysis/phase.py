@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,14 +14,15 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..arrays import check_count, check_positive, describe
+from ..arrays import check_choice, check_count, check_positive, describe
 from ..attention import Attention
 from ..errors import InvalidInput
+from ..files import read_npz, write_npz
 from ..flows import solve
 from ..measures import Gaussian
 from .classify import CLASSES, classify
 
-__all__ = ["Build", "PhaseDiagram", "phase_diagram"]
+__all__ = ["Build", "PhaseDiagram", "check_diagram_file", "phase_diagram"]
 
 Build = Callable[[Mapping[str, np.ndarray[Any, Any]], np.random.Generator], tuple[Attention, Gaussian]]
 """(values of each parameter (B,), generator) -> attention with parameters (B, d, d), Gaussian of batch (B,)."""
@@ -63,16 +65,34 @@ class PhaseDiagram:
 
     def save(self, file: str | Path) -> Path:
         """Write as NPZ (atomically: a temporary file, then a rename)."""
+        return write_npz(file, self._content(), "file")
+
+    def _content(self) -> dict[str, Any]:
         axes = {f"axis_{i}": values for i, values in enumerate(self.axes.values())}
-        names = np.array(list(self.axes))
-        return _write(Path(file), {**{f: getattr(self, f) for f in _FIELDS}, **axes, "names": names})
+        return {**{f: getattr(self, f) for f in _FIELDS}, **axes, "names": np.array(list(self.axes))}
 
     @classmethod
     def load(cls, file: str | Path) -> PhaseDiagram:
-        """Read what `save` wrote."""
-        with np.load(Path(file), allow_pickle=False) as data:
-            axes = {str(name): data[f"axis_{i}"] for i, name in enumerate(data["names"])}
-            return cls(axes, *(data[f] for f in _FIELDS))
+        """Read what `save` wrote.
+
+        Raises
+        ------
+        InvalidInput
+            No such file, or not a whole phase diagram.
+        """
+        return cls._from(read_npz(file, "file"), file)
+
+    @classmethod
+    def _from(cls, data: Mapping[str, np.ndarray[Any, Any]], file: str | Path) -> PhaseDiagram:
+        names = data.get("names", np.array([]))
+        axes = {str(name): data.get(f"axis_{i}", np.array([])) for i, name in enumerate(np.atleast_1d(names))}
+        missing = [f for f in _FIELDS if f not in data]
+        if len(axes) not in (1, 2) or missing or any(v.ndim != 1 or v.size == 0 for v in axes.values()):
+            raise InvalidInput(f"file is not a phase diagram: {file}")
+        shape = tuple(len(v) for v in axes.values())
+        if any(data[f].shape[:-1] != shape or data[f].dtype.kind not in "fi" for f in _FIELDS):
+            raise InvalidInput(f"file is not a phase diagram: its arrays do not fit its axes: {file}")
+        return cls(axes, *(data[f] for f in _FIELDS))
 
 
 def phase_diagram(
@@ -111,7 +131,9 @@ def phase_diagram(
         Of each flow, as in `solve`. Flows along which a direction grows by many decades beside another one are
         stiff: "auto" goes on implicitly where explicit steps become many.
     file : path, optional
-        NPZ for saving as it goes; "<file>.part" holds finished chunks until the diagram is complete.
+        NPZ (.npz) for saving as it goes; "<file>.part" holds finished chunks until the diagram is complete. A
+        finished file of the same arguments is returned as it is. Neither knows another `build`: its code leaves
+        no mark in the file, so name another file for it.
     progress : callable (done, total), optional
     mapper : callable (function, jobs) -> results in order
         How chunks are run: the builtin `map`, or `ot_transformers.cluster.dask_mapper(client)`.
@@ -119,23 +141,30 @@ def phase_diagram(
     Raises
     ------
     InvalidInput
-        No or more than two axes, an empty axis, a partial file of another diagram, or a `build` that
-        returns something else than a batched pair.
+        No or more than two axes, an empty axis, a file (whole or partial) of another diagram, a damaged one or
+        one that cannot be written, or a `build` that returns something else than a batched pair.
     """
     if not isinstance(axes, Mapping) or len(axes) not in (1, 2):
         raise InvalidInput(f"axes must name one or two parameters, got {describe(axes)}")
     grid = {name: _axis(name, values) for name, values in axes.items()}
-    check_positive(t_end, "t_end")
-    check_count(n_draws, "n_draws")
-    check_count(chunk, "chunk")
-    check_count(seed, "seed", 0)
+    t_end, rtol, atol = (
+        check_positive(v, name) for v, name in ((t_end, "t_end"), (rtol, "rtol"), (atol, "atol"))
+    )
+    n_draws, chunk = check_count(n_draws, "n_draws"), check_count(chunk, "chunk")
+    seed, max_steps = check_count(seed, "seed", 0), check_count(max_steps, "max_steps")
+    check_choice(method, "method", ("explicit", "auto"))
     shape = (*(len(v) for v in grid.values()), n_draws)
     total = int(np.prod(shape))
     mesh = np.meshgrid(*grid.values(), np.arange(n_draws), indexing="ij")[:-1]
     flat = {name: values.reshape(-1) for name, values in zip(grid, mesh, strict=True)}
     stamp = _stamp(grid, t_end, n_draws, seed, chunk, rtol, atol, max_steps, method)
-    part = None if file is None else Path(f"{file}.part")
-    done = _resume(part, stamp)
+    part: Path | None = None
+    if file is not None:
+        file = check_diagram_file(file)
+        if file.exists():
+            return _finished(file, stamp)
+        part = file.with_name(f"{file.name}.part")
+    done = _resume(part, stamp, total)
     start = len(next(iter(done.values()))) if done else 0
     options = {"rtol": rtol, "atol": atol, "max_steps": max_steps, "method": method}
     run = partial(_run_chunk, build, seed, t_end, options)
@@ -146,12 +175,12 @@ def phase_diagram(
     for begin, new in zip(begins, mapper(run, jobs), strict=True):
         done = {f: np.concatenate([done[f], new[f]]) if done else new[f] for f in _FIELDS}
         if part is not None:
-            _write(part, {**done, "stamp": np.array(stamp)})
+            write_npz(part, {**done, "stamp": np.array(stamp)}, "file")
         if progress is not None:
             progress(min(begin + chunk, total), total)
     diagram = PhaseDiagram(grid, *(done[f].reshape(shape) for f in _FIELDS))
     if file is not None and part is not None:
-        diagram.save(file)
+        write_npz(file, {**diagram._content(), "stamp": np.array(stamp)}, "file")
         part.unlink(missing_ok=True)
     return diagram
 
@@ -185,7 +214,10 @@ def _run_chunk(
 
 
 def _axis(name: str, values: Sequence[float]) -> np.ndarray[Any, Any]:
-    a = np.asarray(values, dtype=float)
+    try:
+        a = np.asarray(values, dtype=float)
+    except (TypeError, ValueError):
+        a = np.array([])
     if a.ndim != 1 or a.size == 0 or not np.all(np.isfinite(a)):
         raise InvalidInput(
             f"axes[{name!r}] must be a non-empty list of finite numbers, got {describe(values)}"
@@ -199,27 +231,52 @@ def _stamp(grid: dict[str, np.ndarray[Any, Any]], *settings: float | str) -> str
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _resume(part: Path | None, stamp: str) -> dict[str, np.ndarray[Any, Any]]:
+def check_diagram_file(file: Any, name: str = "file") -> Path:
+    """Return the path of an NPZ that can be written, or say before any flow why it cannot.
+
+    Raises
+    ------
+    InvalidInput
+        Another ending than .npz, a folder, or a place that cannot be written.
+    """
+    if not isinstance(file, str | os.PathLike) or not str(file):
+        raise InvalidInput(f"{name} must be the path of an .npz file, got {describe(file)}")
+    path = Path(file).expanduser()
+    if path.suffix != ".npz":
+        raise InvalidInput(f"{name} must end in .npz, got {file}")
+    try:
+        if path.is_dir():
+            raise InvalidInput(f"{name} is a folder, expected an .npz file: {file}")
+        made = [p for p in path.absolute().parents if not p.exists()]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.part"):
+            pass  # the longest name that is written beside it
+        for p in made:
+            p.rmdir()
+    except OSError as err:
+        raise InvalidInput(f"{name} cannot be written: {file} ({err.strerror})") from err
+    return path
+
+
+def _finished(file: Path, stamp: str) -> PhaseDiagram:
+    """The diagram of a finished file, if it is the one asked for; nothing else is ever overwritten."""
+    data = read_npz(file, "file")
+    if str(data.get("stamp", "")) != stamp:
+        raise InvalidInput(f"file holds something else than this diagram: remove it or name another: {file}")
+    return PhaseDiagram._from(data, file)
+
+
+def _resume(part: Path | None, stamp: str, total: int) -> dict[str, np.ndarray[Any, Any]]:
     if part is None or not part.exists():
         return {}
-    try:
-        with np.load(part, allow_pickle=False) as data:
-            if str(data["stamp"]) != stamp:
-                raise InvalidInput(
-                    f"file {part.name} holds chunks of another diagram: remove it or name another"
-                )
-            return {f: data[f] for f in _FIELDS}
-    except (OSError, ValueError, KeyError) as err:
-        if isinstance(err, InvalidInput):
-            raise
-        raise InvalidInput(f"file {part.name} is not a partial phase diagram: {err}") from err
-
-
-def _write(path: Path, arrays: dict[str, Any]) -> Path:
-    """Write an NPZ so that a reader never sees half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("wb") as stream:
-        np.savez_compressed(stream, **arrays)
-    temporary.replace(path)
-    return path
+    data = read_npz(part, "file")
+    if str(data.get("stamp", "")) != stamp:
+        raise InvalidInput(
+            f"file {part.name} holds something else than chunks of this diagram, as of another diagram: "
+            "remove it or name another"
+        )
+    done = {f: data.get(f, np.array(0.0)) for f in _FIELDS}
+    size = done["code"].size
+    if size > total or any(v.shape != (size,) or v.dtype.kind not in "fi" for v in done.values()):
+        raise InvalidInput(f"file {part.name} is not a partial phase diagram: its arrays do not fit")
+    return done

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ def numerical_rank(measure: Any, tol: float | None = None, *, absolute: float | 
 
     - default: rounding level. Through a factor, (max(d, r) ulp)^2 * lambda_max: a factor keeps the digits of
       small eigenvalues, so this is the exact rank up to rounding. From a covariance, d ulp * lambda_max.
+      Of a cloud, also max(n, d) ulp * max |x|: its mean is known to that only, and so is a token's place.
     - `tol`: tol * lambda_max, invariant under scaling of the measure.
     - `absolute`: a fixed threshold, which is not: clusters at a small scale count as rank 0.
 
@@ -46,6 +48,8 @@ def numerical_rank(measure: Any, tol: float | None = None, *, absolute: float | 
         check_nonnegative(absolute, "absolute")
     if isinstance(measure, Gaussian | Particles):
         gaussian = measure.to_gaussian() if isinstance(measure, Particles) else measure
+        if absolute is None and isinstance(measure, Particles):
+            return to_kind(_rank_of_cloud(measure, gaussian, tol), common_kind(measure))
         if absolute is None:
             return gaussian.rank(tol)
         if gaussian.has_factor:
@@ -64,3 +68,11 @@ def _rank_of_covariance(S: Tensor, tol: float | None, absolute: float | None) ->
         return (w > absolute).sum(-1)
     relative = S.shape[-1] * torch.finfo(S.dtype).eps if tol is None else tol
     return (w > relative * w.abs().amax(-1, keepdim=True)).sum(-1)
+
+
+def _rank_of_cloud(cloud: Particles, gaussian: Gaussian, tol: float | None) -> Tensor:
+    s = torch.linalg.svdvals(gaussian.factor_t.detach())
+    rounding = max(cloud.n, cloud.dim) * torch.finfo(s.dtype).eps
+    relative = rounding if tol is None else math.sqrt(tol)
+    floor = rounding * cloud.x_t.detach().abs().amax((-2, -1)).unsqueeze(-1)
+    return (s > torch.maximum(relative * s.amax(-1, keepdim=True), floor)).sum(-1)

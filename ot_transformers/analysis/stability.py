@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from scipy.integrate import solve_ivp
 
-from ..arrays import check_choice, check_positive, describe
+from ..arrays import as_scalar, check_count, check_positive, describe
 from ..attention import Attention, Schedule
 from ..errors import InvalidInput, NotConverged
 from ..flows import solve
@@ -119,17 +119,19 @@ def _gronwall(attention: Attention, start: float, end: float, R: float, log_c: f
         # A schedule is evaluated inside its layer, never on the boundary that belongs to the next one.
         inside = min(max(s, start + 1e-12 * (end - start)), end - 1e-12 * (end - start))
         layer = attention.at(inside) if isinstance(attention, Schedule) else attention
-        with np.errstate(over="ignore"):
-            bounds = layer.bounds(float(np.exp(y[0])))
+        bounds = layer.bounds(float(np.exp(y[0])))
         return [bounds.speed * math.exp(-y[0]), bounds.lipschitz_x + bounds.lipschitz_measure]
 
     def explodes(s: float, y: np.ndarray[Any, Any]) -> float:
         return float(300.0 - y[0])
 
     explodes.terminal = True  # type: ignore[attr-defined]
-    rhs(start, np.array([math.log(R), log_c]))  # a kind without bounds raises here, outside the integrator
     try:
-        run = solve_ivp(rhs, (start, end), [math.log(R), log_c], rtol=1e-10, atol=1e-12, events=explodes)
+        with np.errstate(over="ignore", invalid="ignore"):  # checked below
+            first = rhs(start, np.array([math.log(R), log_c]))
+            if not all(map(math.isfinite, first)):
+                return math.inf, math.inf
+            run = solve_ivp(rhs, (start, end), [math.log(R), log_c], rtol=1e-10, atol=1e-12, events=explodes)
     except OverflowError:
         return math.inf, math.inf
     if run.status != 0 or not np.all(np.isfinite(run.y[:, -1])):
@@ -165,7 +167,7 @@ def stability_experiment(
     nu: Particles,
     t_end: float,
     *,
-    p: int = 2,
+    p: float = 2,
     n_times: int = 9,
     rtol: float = 1e-8,
     atol: float = 1e-10,
@@ -180,6 +182,8 @@ def stability_experiment(
     t_end : float
     p : 1 or 2
         Exponent of the Wasserstein distance.
+    n_times : int
+        Times, 0 and t_end among them, at least 2.
 
     Raises
     ------
@@ -189,13 +193,19 @@ def stability_experiment(
     a, b = as_particles(mu, "mu"), as_particles(nu, "nu")
     check_same_dim(a, b)
     check_positive(t_end, "t_end")
-    check_choice(str(p), "p", ("1", "2"))
+    exponent = as_scalar(p, "p")
+    if exponent not in (1.0, 2.0):
+        raise InvalidInput(f"p must be one of 1, 2, got {describe(p)}")
+    check_count(n_times, "n_times", 2)
     if a.batch_shape or b.batch_shape:
         raise InvalidInput("mu and nu must be single clouds without batch dimensions")
-    R0 = max(float(c.x_t.norm(dim=-1).max()) for c in (a, b))
+    # Tokens of weight 0 are not in the support.
+    R0 = max(float(c.x_t[c.weights_t > 0].norm(dim=-1).max()) for c in (a, b))
+    if R0 == 0:
+        raise InvalidInput("mu and nu are the same measure: there is no ratio to measure")
     times = np.linspace(0.0, float(t_end), n_times)
     bounds = np.array([1.0] + [float(stability_constant(attention, t, R0)) for t in times[1:]])
-    metric = Wasserstein(p=p)
+    metric = Wasserstein(p=int(exponent))
     runs = [solve(attention, c, float(t_end), rtol=rtol, atol=atol, save_at=times) for c in (a, b)]
     if any(str(r.status) not in ("completed", "converged") for r in runs):
         warnings.warn(f"a flow ended early: {runs[0].status}, {runs[1].status}", NotConverged, stacklevel=2)

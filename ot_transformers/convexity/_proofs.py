@@ -68,7 +68,8 @@ def prove(data: Mapping[str, Any], extra_bits: int = 0) -> Proof:
 def decimal(value: Fraction) -> str:
     """A rational with a finite decimal expansion, exactly."""
     context = Context(prec=2000)
-    return str(context.divide(Decimal(value.numerator), Decimal(value.denominator)))
+    # "f": the reader of certificates knows no exponents, which str writes for numbers below 1e-6.
+    return format(context.divide(Decimal(value.numerator), Decimal(value.denominator)), "f")
 
 
 def _displacement(data: Mapping[str, Any], extra_bits: int) -> Proof:

@@ -66,7 +66,7 @@ class Certificate:
         if "enclosure" not in self.data:
             return float("nan"), float("nan")
         low, high = self.data["enclosure"][name]
-        return float(Fraction(low)), float(Fraction(high))
+        return _to_float(Fraction(low)), _to_float(Fraction(high))
 
     def to_json(self) -> str:
         """The certificate as JSON text."""
@@ -126,9 +126,17 @@ def check_certificate(path: str | Path | Certificate) -> CertificateCheck:
         not reason,
         reason,
         proof.claim,
-        (float(second.low), float(second.high)),
-        (float(modulus.low), float(modulus.high)),
+        (_to_float(second.low), _to_float(second.high)),
+        (_to_float(modulus.low), _to_float(modulus.high)),
     )
+
+
+def _to_float(value: Fraction) -> float:
+    """The nearest float, infinite beyond the floating range."""
+    try:
+        return float(value)
+    except OverflowError:
+        return float("inf") if value > 0 else float("-inf")
 
 
 def _disagreement(data: Mapping[str, Any], proof: Proof) -> str:

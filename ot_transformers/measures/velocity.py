@@ -20,7 +20,7 @@ class AffineVelocity:
 
     Attributes
     ----------
-    b_t : Tensor (..., d)
+    b_t : Tensor (..., d), or an array, which becomes one
         Velocity of the mean.
     M_t : Tensor (..., d, d)
         Linear part, acting on x - m.
@@ -31,6 +31,14 @@ class AffineVelocity:
     b_t: Tensor
     M_t: Tensor
     kind: Kind = "torch"
+
+    def __post_init__(self) -> None:
+        for name in ("b_t", "M_t"):
+            value = getattr(self, name)
+            if not isinstance(value, Tensor):  # built by a user, from NumPy arrays
+                tensor, kind = as_tensor(value, name)
+                object.__setattr__(self, name, tensor)
+                object.__setattr__(self, "kind", kind)
 
     @property
     def b(self) -> Array:

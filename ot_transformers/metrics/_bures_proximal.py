@@ -129,6 +129,8 @@ class _Problem:
         force = self.tau * self.D @ self.pack(g, 2.0 * H @ X)
         moved = y - self.pack(self.m0, self.L0)
         scale = self._norm2(self.L0) + self._norm2(moved) + self._norm2(force)
+        if not scale < float("inf"):  # NaN too: outside the domain of the energy nothing is solved
+            return float("inf")
         value = (self._norm2(moved + force) / scale) ** 0.5 if scale > 0 else 0.0
         return value if value == value else float("inf")
 

@@ -66,7 +66,7 @@ def proximal_twisted(
             (g,) = torch.autograd.grad(total_and_chord + chord / (2 * tau), z)
         total = value + float(chord.detach()) / (2 * tau)
         total = total if np.isfinite(total) else np.inf
-        return torch.full((1,), total, dtype=A.dtype), torch.nan_to_num(g).reshape(1, -1)
+        return torch.full((1,), total, dtype=A.dtype), torch.nan_to_num(g, nan=torch.inf).reshape(1, -1)
 
     z0 = torch.zeros(1, problem.size, dtype=A.dtype, device=A.device)
     _, g0 = evaluate(z0)

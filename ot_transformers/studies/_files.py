@@ -86,14 +86,33 @@ def check_out(out: str | Path) -> Path:
     InvalidInput
         It is a file, a folder that holds other things than an earlier result, or not writable.
     """
-    target = Path(out).expanduser().absolute()
-    if target.exists() and not target.is_dir():
-        raise InvalidInput(f"out is a file, expected a folder: {out}")
-    if target.is_dir() and any(target.iterdir()) and not (target / CONFIG).exists():
-        raise InvalidInput(f"out holds other files and no earlier result (no {CONFIG}): {out}")
-    parent = next(p for p in target.parents if p.exists())
-    if not parent.is_dir() or not os.access(parent, os.W_OK):
-        raise InvalidInput(f"out cannot be written: {parent} is not a writable folder")
+    try:
+        target = Path(out).expanduser().absolute()
+        if target.exists() and not target.is_dir():
+            raise InvalidInput(f"out is a file, expected a folder: {out}")
+        if target.is_dir() and any(target.iterdir()) and not (target / CONFIG).exists():
+            raise InvalidInput(f"out holds other files and no earlier result (no {CONFIG}): {out}")
+        parent = next(p for p in target.parents if p.exists())
+        if not parent.is_dir() or not os.access(parent, os.W_OK):
+            raise InvalidInput(f"out cannot be written: {parent} is not a writable folder")
+        # Permissions do not tell it all (/proc, a full disk, a long name): make what will be made, and take it away.
+        made = [p for p in target.parents if not p.exists()]
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            fresh = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent))
+            fresh.rmdir()
+        finally:
+            for p in made:
+                if p.is_dir():
+                    p.rmdir()
+    except (
+        OSError,
+        RuntimeError,
+        ValueError,
+    ) as err:  # RuntimeError: ~name of nobody here; ValueError: a NUL
+        if isinstance(err, InvalidInput):
+            raise
+        raise InvalidInput(f"out cannot be written: {out} ({getattr(err, 'strerror', None) or err})") from err
     return target
 
 
@@ -119,7 +138,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as err:
         raise InvalidInput(f"config cannot be read: {path} ({err.strerror})") from err
-    except ValueError as err:
+    except (ValueError, RecursionError) as err:  # nested too deeply for the parser
         raise InvalidInput(f"config is not JSON: {path}") from err
     if not isinstance(data, dict):
         raise InvalidInput(f"config must be a JSON object, got {describe(data)}")

@@ -27,7 +27,7 @@ from ..errors import InvalidInput, NotAGradientFlow, NotConverged
 from ..measures import AffineVelocity, Gaussian, Measure, Particles
 from ..metrics import BuresWasserstein, TwistedWasserstein, Wasserstein
 
-__all__ = ["Group", "Setting", "groups", "probe_group", "setting"]
+__all__ = ["Group", "Setting", "groups", "probe_group", "setting", "unit_size"]
 
 Floats = np.ndarray[Any, Any]
 
@@ -156,10 +156,29 @@ def probe_group(s: Setting, group: Group, curves: list[Curve], n_points: int, se
     for curve in curves:
         try:
             probe = probe_convexity(s.energies[group.energy], curve, n_points=n_points, seed=seed)
-            group.probes += [probe[k] for k in range(curve.batch_shape[0])] if curve.batch_shape else [probe]
+            every = [probe[k] for k in range(curve.batch_shape[0])] if curve.batch_shape else [probe]
+            # A curve between equal measures stands still and has no modulus: two samples of few tokens are all of them.
+            moving = [p for p in every if np.isfinite(float(p.modulus))]
+            group.probes += moving
+            if len(moving) < len(every):
+                missing.append(
+                    f"{group.energy} along {len(every) - len(moving)} of {len(every)} curves ({group.curve}) between "
+                    f"{group.measures}: the two measures are equal, so that the curve stands still."
+                )
         except InvalidInput as err:
             missing.append(f"{group.energy} along a {group.curve} between {group.measures}: {err}")
     return missing
+
+
+def unit_size(tokens: Particles, A: Floats) -> tuple[Particles, float]:
+    """The tokens about their mean, with root mean square score |A| |x|^2 = 1."""
+    x = np.asarray(tokens.x_t)
+    if np.all(x == x[0]):
+        raise InvalidInput("tokens must not all be in one place")
+    x = x - x.mean(0)
+    size = float(np.sqrt((x**2).sum(1).mean() * np.linalg.norm(A, 2)))
+    factor = 1.0 / size if size > 0 else 1.0
+    return Particles(factor * x), factor
 
 
 def _stacked(measures: Sequence[Measure]) -> Measure:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import zipfile
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..arrays import as_tensor, check_choice, check_count
 from ..errors import InvalidInput
+from ..files import read_npz
 from ..measures import Gaussian, Particles
 from ..models import load_tokens
 from ..models.bundled import NAMES
@@ -88,7 +89,7 @@ def load_cloud(source: str, *, n: int | None, d: int | None, seed: int, dtype: s
     if n is not None and n > len(x):
         raise InvalidInput(f"n must be at most {len(x)}, the number of tokens, got {n}")
     cut = slice(None, n)
-    w = None if weights is None else weights[cut] / weights[cut].sum()
+    w = None if weights is None else _kept_weights(weights, len(x), cut)
     full = Particles(torch.from_numpy(np.array(x[cut], dtype=np.float64)), w)
     if exact:
         law = Gaussian(torch.as_tensor(law.mean_t).double(), law.cov_t.double())
@@ -102,6 +103,18 @@ def load_cloud(source: str, *, n: int | None, d: int | None, seed: int, dtype: s
         start = Gaussian.unchecked(law.mean_t @ basis, factor=basis.mT @ law.factor_t)
     gaussian = Gaussian.unchecked(start.mean_t.to(real).to(where), factor=start.factor_t.to(real).to(where))
     return Cloud(particles, gaussian, basis.to(real).to(where), share, exact, label)
+
+
+def _kept_weights(weights: Floats, count: int, cut: slice) -> Floats:
+    """The weights of the tokens kept, summing to 1."""
+    if weights.shape != (count,):
+        raise InvalidInput(f"weights must have shape ({count},), one a token, got {weights.shape}")
+    if (weights < 0).any():
+        raise InvalidInput(f"weights must be nonnegative; the smallest is {weights.min():.6g}")
+    total = float(weights[cut].sum())
+    if total <= 0:
+        raise InvalidInput(f"weights of the {cut.stop or count} tokens kept are all 0: give another --n")
+    return np.asarray(weights[cut] / total)
 
 
 def _basis(cov: Tensor, d: int | None) -> tuple[Tensor, float]:
@@ -132,9 +145,10 @@ def read_array(path: str | Path, name: str) -> dict[str, Floats]:
         elif kind == ".npy":
             arrays = {"": np.load(file, allow_pickle=False)}
         else:
-            with np.load(file, allow_pickle=False) as archive:
-                arrays = {key: archive[key] for key in archive.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as err:
+            arrays = dict(read_npz(file, f"{name} file"))
+    except InvalidInput:
+        raise
+    except (OSError, ValueError, EOFError) as err:
         reason = " ".join(str(err).split())
         raise InvalidInput(f"{name} file cannot be read: {path} ({reason[:120]})") from err
     numeric = {k: v for k, v in arrays.items() if isinstance(v, np.ndarray) and v.dtype.kind in "fiub"}
@@ -155,7 +169,12 @@ def _read_csv(file: Path) -> Floats:
         head = 0
     except ValueError:
         head = 1  # a line of column names
-    return np.loadtxt(file, delimiter=",", skiprows=head, ndmin=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of no data, which the next line says
+        values = np.loadtxt(file, delimiter=",", skiprows=head, ndmin=2)
+    if values.size == 0:
+        raise ValueError("it has no line of numbers")
+    return values
 
 
 def _cloud_array(arrays: dict[str, Floats], source: str) -> Floats:
@@ -185,6 +204,8 @@ def torch_device(name: str) -> torch.device:
     """
     try:
         device = torch.device(name)
+        if device.type == "meta":
+            raise NotImplementedError("it holds no numbers")
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError, TypeError) as err:
         reason = " ".join(str(err).split())

@@ -12,6 +12,7 @@ Over one time grid, for one cloud and one (A, V, eps):
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -128,7 +129,12 @@ def _findings(config: CompareConfig, problem: Problem, c: Curves, tol: Tolerance
         found = [_infinite_energy()]
     else:
         found = [_not_gradient(problem)]
-    return [*found, *_gap_findings(problem, c, tol, length), *_energy_findings(c, tol), *_rank_findings(c)]
+    return [
+        *found,
+        *_gap_findings(config, problem, c, tol, length),
+        *_energy_findings(c, tol),
+        *_rank_findings(c),
+    ]
 
 
 def _gradient_findings(problem: Problem, c: Curves, tol: Tolerances, length: float) -> list[Finding]:
@@ -183,10 +189,26 @@ def _not_gradient(problem: Problem) -> Finding:
     )
 
 
-def _gap_findings(problem: Problem, c: Curves, tol: Tolerances, length: float) -> list[Finding]:
-    rank = int(c.spectra[1].rank[0])
-    smallest = int(c.rate.sizes[0])
-    regime = smallest >= 2 * rank
+def _out_of_range(config: CompareConfig, problem: Problem, c: Curves) -> str:
+    """Why the samples are too small for the law n^(-1/2), in words; empty where nothing speaks against it."""
+    smallest, rank = int(c.rate.sizes[0]), int(c.spectra[1].rank[0])
+    if smallest < 2 * rank:
+        return f"The rank {rank} is not small against n"
+    if float(c.grid.t[-1]) < config.t_end:
+        return "So close to a blow-up the distance is that of the blow-up times"
+    if config.attention in ("softmax", "l2"):
+        # A mean of e^s over n Gaussian scores s of variance q is near its limit once n is large against e^q.
+        A = problem.parameters.A.double()
+        q = max(float((A.mT @ S @ A @ S).trace()) for S in (g.cov_t.double() for g in c.closure))
+        if q > math.log(smallest):
+            return f"The scores x^T A y have variance up to {format_number(q)}, and e to that is not small against n"
+    return ""
+
+
+def _gap_findings(
+    config: CompareConfig, problem: Problem, c: Curves, tol: Tolerances, length: float
+) -> list[Finding]:
+    smallest, why_not = int(c.rate.sizes[0]), _out_of_range(config, problem, c)
     text = (
         f"For n tokens drawn from the Gaussian, the distance between particles and closure at the final time "
         f"decays like n to the power {c.rate.slope:.3f} +- {c.rate.half_width:.3f} (95% interval, n from "
@@ -194,10 +216,8 @@ def _gap_findings(problem: Problem, c: Curves, tol: Tolerances, length: float) -
     )
     value, bound = abs(c.rate.slope + 0.5), c.rate.half_width + tol.rate
     title = "Gaussian samples approach the closure"
-    if not regime:
-        text += (
-            f" The rank {rank} is not small against n, so this is not yet the range of that law: no verdict."
-        )
+    if why_not:
+        text += f" {why_not}: this is not yet the range of that law, and there is no verdict."
         first = Finding(title, text, value)
     elif c.rate.half_width > tol.noise:
         text += " The interval is too wide for a verdict; more clouds a size (--repeats) narrow it."

@@ -31,7 +31,7 @@ from ..measures import Particles
 from ..metrics import Wasserstein
 from ..plotting import COLOURS, STYLE, plot_chord, plot_moduli, plot_second_derivative
 from ._presets import load_parameters
-from ._probing import Group, Setting, groups, probe_group, setting
+from ._probing import Group, Setting, groups, probe_group, setting, unit_size
 from ._result import (
     Finding,
     Progress,
@@ -111,7 +111,7 @@ def run(config: ConvexityConfig, progress: Progress = silent) -> StudyResult:
     cloud = load_cloud(config.tokens, n=None, d=config.d, seed=config.seed, dtype="float64", device="cpu")
     parameters = load_parameters(config.preset, config.matrices, config.scale, cloud, config.seed)
     s = setting(parameters.A.numpy(), parameters.V.numpy(), config.eps, rng)
-    tokens = _unit_size(cloud.particles, s.A)
+    tokens = unit_size(cloud.particles, s.A)
     notes = [
         f"Tokens are scaled about their mean by {tokens[1]:.4g}, so that their scores x^T A y are of order 1."
     ]
@@ -156,15 +156,6 @@ def _check_options(config: ConvexityConfig) -> None:
     check_count(config.n_points, "n_points", 2)
     check_count(config.starts, "starts", 1)
     check_count(config.seed, "seed", 0)
-
-
-def _unit_size(tokens: Particles, A: Floats) -> tuple[Particles, float]:
-    """The tokens about their mean, with root mean square score |A| |x|^2 = 1."""
-    x = np.asarray(tokens.x_t)
-    x = x - x.mean(0)
-    size = float(np.sqrt((x**2).sum(1).mean() * np.linalg.norm(A, 2)))
-    factor = 1.0 / size if size > 0 else 1.0
-    return Particles(factor * x), factor
 
 
 def _witnesses(config: ConvexityConfig, s: Setting) -> tuple[list[_Found], list[str]]:

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from ..analysis import CLASSES, PhaseDiagram, phase_diagram
-from ..arrays import check_choice, check_count, check_positive
+from ..analysis.phase import check_diagram_file
+from ..arrays import as_scalar, check_choice, check_count, check_positive
 from ..attention import Attention, L2Attention, SinkhornAttention, SoftmaxAttention
 from ..errors import InvalidInput
 from ..measures import Gaussian
@@ -31,6 +32,7 @@ __all__ = ["PhaseConfig", "run"]
 
 Floats = np.ndarray[Any, Any]
 _KINDS = ("softmax", "l2", "sinkhorn")
+_LARGEST = 1e9
 _BLOWN = CLASSES.index("blows up")
 
 
@@ -47,7 +49,7 @@ class PhaseConfig:
     t_end : end of each flow; default 1e6 for softmax, whose steps grow with t, and 30 for the others
     eps : entropic regularisation of Sinkhorn
     seed : int
-    save : NPZ that is saved as chunks are done and resumed from, or None
+    save : .npz that is saved as chunks are done and resumed from, or None; finished, it is read and not run again
     """
 
     attention: str = "softmax"
@@ -75,8 +77,16 @@ def run(config: PhaseConfig, progress: Progress = silent) -> StudyResult:
     check_positive(config.eps, "eps")
     t_end = 1e6 if config.attention == "softmax" else 30.0
     t_end = t_end if config.t_end is None else check_positive(config.t_end, "t_end")
-    if not config.low < config.high:
-        raise InvalidInput(f"low must be below high, got {config.low:g} and {config.high:g}")
+    check_count(config.seed, "seed", 0)
+    low, high = as_scalar(config.low, "low"), as_scalar(config.high, "high")
+    for value, name in ((low, "low"), (high, "high")):
+        # Far beyond, products of eigenvalues and variances leave the floating range, and so do the axes.
+        if abs(value) > _LARGEST:
+            raise InvalidInput(f"{name} must be at most {_LARGEST:g} in size, got {value:g}")
+    if not high - low > 1e-9 * max(abs(low), abs(high)):
+        raise InvalidInput(f"low must be below high, got {low:g} and {high:g}")
+    if config.save is not None:
+        check_diagram_file(config.save, "save")
     values = np.linspace(config.low, config.high, config.points)
     # Rounding would turn the singular case into a slow blow-up or a slow decay.
     values[np.abs(values) < 1e-12 * (config.high - config.low)] = 0.0

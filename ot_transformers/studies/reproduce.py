@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from ..analysis import CLASSES, classify, numerical_rank
-from ..arrays import check_count
+from ..arrays import check_count, check_positive
+from ..errors import InvalidInput
 from ..flows import Trajectory, solve
 from ..measures import Gaussian
 from ..plotting.cone import plot_cone, plot_disc
@@ -31,6 +32,7 @@ __all__ = ["ReproduceConfig", "run"]
 
 Floats = np.ndarray[Any, Any]
 _DIMS = (3, 4, 5)
+_SHORTEST, _LONGEST = 1e-6, 1e12
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,9 @@ def run(config: ReproduceConfig, progress: Progress = silent) -> StudyResult:
     """
     check_count(config.starts, "starts", 2)
     check_count(config.draws, "draws")
+    check_count(config.seed, "seed", 0)
+    if not _SHORTEST <= check_positive(config.rank_t_end, "rank_t_end") <= _LONGEST:
+        raise InvalidInput(f"rank_t_end must lie in [{_SHORTEST:g}, {_LONGEST:g}], got {config.rank_t_end:g}")
     panels, tables, findings, arrays = _panels(config, progress)
     ranks = _ranks(config, progress)
     progress("growth", 0.9)
@@ -99,7 +104,9 @@ def _panels(
         for j, kind in enumerate(KINDS):
             progress(f"{panel.title}, {kind}", 0.6 * (i * len(KINDS) + j) / total)
             attention = panel.attention(kind)
-            flow = solve(attention, begin, panel.t_end, save_at=_times(panel.t_end), max_steps=20_000, method="auto")
+            flow = solve(
+                attention, begin, panel.t_end, save_at=_times(panel.t_end), max_steps=20_000, method="auto"
+            )
             covs = _alive(flow)
             ax = axes[0, j]
             (plot_disc if panel.disc else plot_cone)(covs, ax=ax)
@@ -184,7 +191,7 @@ def _ranks(config: ReproduceConfig, progress: Progress) -> _Ranks:
                 # For V = I steps grow with t, so that a later end costs little; the smallest eigenvalues of
                 # the start need it before their directions show the decay like 1/t.
                 end = config.rank_t_end * (1e3 if value == "identity" else 1.0)
-                times = np.concatenate([[0.0], np.geomspace(1.0, end, 12)])
+                times = np.concatenate([[0.0], np.geomspace(1e-5 * end, end, 12)])
                 # Random V are ill-conditioned, which makes the flows stiff.
                 flow = solve(attention, gaussian, end, save_at=times, max_steps=20_000, method="auto")
                 found = classify(attention, flow)

@@ -8,6 +8,7 @@ import pytest
 from ot_transformers.analysis.clustering import clustering_report
 from ot_transformers.analysis.rank import numerical_rank
 from ot_transformers.measures import Gaussian, Particles
+from ot_transformers.models import load_tokens
 
 CENTRES = np.array([[0.0, 0.0], [10.0, 0.0], [0.0, 10.0]])
 
@@ -71,3 +72,40 @@ def test_a_factor_keeps_the_rank_that_a_covariance_loses() -> None:
 def test_rank_of_a_batch_is_that_of_its_members() -> None:
     S = np.stack([np.eye(2), np.diag([1.0, 0.0]), np.zeros((2, 2))])
     np.testing.assert_array_equal(numerical_rank(S), [2, 1, 0])
+
+
+def test_one_duplicated_token_changes_nothing() -> None:
+    x = np.asarray(load_tokens().x).copy()
+    assert clustering_report(x).n_clusters == 1
+    x[1] = x[0]
+    assert clustering_report(x).n_clusters == 1
+    rng = np.random.default_rng(2)
+    blobs = np.concatenate([rng.uniform(size=(50, 2)), 10 + rng.uniform(size=(50, 2))])
+    blobs[7] = blobs[3]
+    report = clustering_report(blobs)
+    assert report.n_clusters == 2
+    np.testing.assert_allclose(report.masses, [0.5, 0.5])
+    assert 1 < report.gap < np.inf
+
+
+def test_tokens_of_weight_0_are_no_part_of_the_measure() -> None:
+    x = np.array([[0.0], [0.1], [5.0], [5.1], [100.0]])
+    report = clustering_report(Particles(x, [0.25, 0.25, 0.25, 0.25, 0.0]))
+    assert report.n_clusters == 2
+    assert report.diameter == pytest.approx(5.1)
+    assert report.labels[-1] == -1
+    assert 4 not in report.leaders
+    alone = clustering_report(Particles(x, [0.0, 0.0, 1.0, 0.0, 0.0]))
+    assert alone.n_clusters == 1
+    assert alone.diameter == 0
+    assert alone.leaders.tolist() == [2]
+    assert alone.labels.tolist() == [-1, -1, 0, -1, -1]
+
+
+def test_the_rank_of_one_place_is_0() -> None:
+    # The mean of ten times 0.1 is off by an ulp, which is no extent.
+    x = np.full((10, 2), 0.1)
+    assert int(numerical_rank(Particles(x))) == 0
+    assert clustering_report(x).rank == 0
+    far = 1e6 + np.array([[0.0, 0.0], [1.0, 0.0], [2.0, 0.0]])
+    assert int(numerical_rank(Particles(far))) == 1

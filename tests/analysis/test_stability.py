@@ -93,3 +93,30 @@ def test_kinds_without_a_constant_say_why() -> None:
     cloud = Particles(np.ones((3, 2)))
     with pytest.raises(InvalidInput, match="same measure"):
         stability_experiment(SoftmaxAttention(A, V), cloud, cloud, T)
+
+
+@pytest.mark.parametrize("R0", [19.0, 30.0, 1e3, 1e160])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        SoftmaxAttention(np.eye(2), np.eye(2)),
+        L2Attention(np.eye(2), np.eye(2), np.eye(2)),
+        UnnormalisedAttention(np.eye(2), np.eye(2)),
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_a_constant_beyond_the_floating_range_is_inf(kind: Attention, R0: float) -> None:
+    assert stability_constant(kind, 1.0, R0) == np.inf
+    assert stability_constant(kind, 1e3, 1.0) == np.inf
+
+
+def test_tokens_of_weight_0_do_not_widen_the_support() -> None:
+    attention = SoftmaxAttention(-np.eye(2), np.eye(2))
+    x = np.array([[0.1, 0.0], [0.0, 0.2], [0.3, 0.3]])
+    with_far = Particles(np.concatenate([x, [[50.0, 0.0]]]), [0.5, 0.25, 0.25, 0.0])
+    report = stability_experiment(attention, with_far, Particles(x + 0.01), 0.5, n_times=3)
+    assert pytest.approx(0.31 * np.sqrt(2)) == report.R0
+    assert report.holds
+    one = stability_experiment(attention, Particles(x), Particles(x + 0.01), 0.5, n_times=3, p=2.0)
+    two = stability_experiment(attention, Particles(x), Particles(x + 0.01), 0.5, n_times=3, p=2)
+    np.testing.assert_array_equal(one.ratios, two.ratios)

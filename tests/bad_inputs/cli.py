@@ -13,10 +13,16 @@ import numpy as np
 from ot_transformers.studies._problem import ProblemConfig, build
 from ot_transformers.studies.compare import CompareConfig
 from ot_transformers.studies.compare import run as compare
+from ot_transformers.studies.convexity import ConvexityConfig
+from ot_transformers.studies.convexity import run as convexity
 from ot_transformers.studies.flow import FlowConfig
 from ot_transformers.studies.flow import run as flow
 from ot_transformers.studies.jko import JKOConfig
 from ot_transformers.studies.jko import run as jko
+from ot_transformers.studies.phase import PhaseConfig
+from ot_transformers.studies.phase import run as phase
+from ot_transformers.studies.reproduce import ReproduceConfig
+from ot_transformers.studies.reproduce import run as reproduce
 from ot_transformers.studies.trace import TraceConfig
 from ot_transformers.studies.trace import run as trace
 
@@ -57,6 +63,13 @@ def npz(**arrays: Any) -> bytes:
     return buffer.getvalue()
 
 
+def one_place() -> object:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "x.npy"
+        np.save(path, np.ones((5, 2)))
+        return convexity(ConvexityConfig(tokens=str(path), d=None, preset="repulsive"))
+
+
 SMALL: dict[str, Any] = {"n": 9, "d": 2}
 EYE = np.eye(2)
 NAN = np.array([[1.0, np.nan], [0.0, 1.0]])
@@ -75,9 +88,30 @@ ROWS: list[tuple[str, Callable[[], object], str]] = [
     ("complex tokens", with_file("x.npy", npy(1j * EYE), "tokens"), "tokens file holds no numeric array"),
     ("tokens of three axes", with_file("x.npy", npy(np.ones((2, 2, 2))), "tokens"), r"one cloud \(n, d\)"),
     ("one token", with_file("x.npy", npy(np.ones((1, 2))), "tokens"), "at least 2 tokens"),
-    ("broken npz", with_file("x.npz", b"PK\x03\x04", "tokens"), "tokens file cannot be read"),
+    ("broken npz", with_file("x.npz", b"PK\x03\x04", "tokens"), "tokens file is a damaged NPZ"),
     ("ragged csv", with_file("x.csv", b"1,2\n3\n", "tokens"), "tokens file cannot be read"),
     ("empty csv", with_file("x.csv", b"", "tokens"), "tokens"),
+    (
+        "csv of a head",
+        with_file("x.csv", b"a,b\n", "tokens"),
+        "tokens file cannot be read.*no line of numbers",
+    ),
+    (
+        "weights of the tokens kept",
+        with_file("x.npz", npz(tokens=np.eye(4), weights=[0.0, 0.0, 0.5, 0.5]), "tokens", n=2, d=None),
+        "weights of the 2 tokens kept are all 0",
+    ),
+    (
+        "weights of another number",
+        with_file("x.npz", npz(tokens=EYE, weights=[1.0]), "tokens"),
+        r"weights must have shape \(2,\)",
+    ),
+    ("device meta", problem(device="meta"), "device cannot be used: 'meta'"),
+    ("reproduce seed", lambda: reproduce(ReproduceConfig(seed=-1)), "seed must be at least 0"),
+    ("reproduce at once", lambda: reproduce(ReproduceConfig(rank_t_end=0.0)), "rank_t_end must be > 0"),
+    ("reproduce short", lambda: reproduce(ReproduceConfig(rank_t_end=1e-300)), "rank_t_end must lie in"),
+    ("phase far", lambda: phase(PhaseConfig(low=-1e308)), "low must be at most"),
+    ("phase into a folder", lambda: phase(PhaseConfig(save=".")), "save must end in .npz"),
     ("another format", with_file("x.pt", b"", "tokens"), "tokens file ending must be one of"),
     ("which array", with_file("x.npz", npz(a=EYE, b=EYE), "tokens"), "tokens file needs an array `tokens`"),
     (
@@ -116,6 +150,7 @@ ROWS: list[tuple[str, Callable[[], object], str]] = [
     ("too few times", lambda: compare(CompareConfig(n_times=2)), "n_times must be at least 5"),
     ("one time", lambda: flow(FlowConfig(n_times=1)), "n_times must be at least 2"),
     ("steps on what", lambda: jko(JKOConfig(on="tensors")), "on must be one of"),
+    ("one place", one_place, "tokens must not all be in one place"),
     ("one step size", lambda: jko(JKOConfig(steps=(4,))), "steps must be at least two"),
     ("text not there", lambda: trace(TraceConfig(text="/nonexistent")), "text file cannot be read"),
     ("text a folder", lambda: trace(TraceConfig(text="/")), "text file cannot be read"),

@@ -24,6 +24,17 @@ from ot_transformers.studies._result import new_figure
 from ot_transformers.studies.convexity import ConvexityConfig, check, run
 
 
+def test_curves_between_equal_samples_are_skipped_with_a_note(tmp_path: Path) -> None:
+    file = tmp_path / "c.npy"
+    np.save(file, np.random.default_rng(0).standard_normal((6, 2)))
+    # Samples of 4 n = 8 tokens out of 6 are all of them, twice.
+    result = run(ConvexityConfig(tokens=str(file), n=2, curves=1, real=1, n_points=3, starts=1))
+    assert any("token Gaussians: the two measures are equal" in note for note in result.notes)
+    assert not any(row[1] == "token Gaussians" for row in result.tables[0].rows)
+    assert all(np.isfinite(row[4]) for row in result.tables[0].rows)
+    assert result.passed
+
+
 def test_study_controls_and_certificates(tmp_path: Path) -> None:
     config = ConvexityConfig(n=3, curves=1, real=1, n_points=3, starts=1)
     result = run(config)

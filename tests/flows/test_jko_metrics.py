@@ -120,3 +120,19 @@ def test_steps_on_a_grid_lower_an_implicit_energy_and_report_their_error() -> No
         assert path.marginal_errors.dtype == path.times.dtype == np.float64
         assert (path.marginal_errors <= 1e-9).all()
         assert (np.diff(path.energies) < 0).all()
+
+
+def test_a_step_without_a_minimiser_does_not_claim_to_have_converged() -> None:
+    """Known fault: a NaN gradient or an infinite energy counted as a residual of 0."""
+    twisted = otf.TwistedWasserstein([[-1.0]], [[1.0]])
+    concave = otf.PotentialEnergy(lambda x: -x.square().sum(-1))
+    point = otf.Gaussian([0.0], [[0.0]])
+    cases = [
+        (concave, otf.Particles([[1.0], [0.2]]), 10.0, twisted),
+        (otf.KLDivergence(otf.Gaussian([0.0], [[1.0]])), point, 1.0, otf.BuresWasserstein()),
+    ]
+    for energy, start, tau, metric in cases:
+        with pytest.warns(otf.NotConverged):
+            step = otf.jko_step(energy, start, tau, metric=metric)
+        assert not step.converged
+        assert step.gradient_norm > 0

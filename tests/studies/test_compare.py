@@ -115,6 +115,11 @@ def test_comparison_ends_before_the_closure_blows_up(token_file: Path) -> None:
     # E_A is infinite where S has an eigenvalue >= 1: said, and left out.
     assert finding(result, "The energy is infinite along the closure").passed is None
     assert result.arrays["times"][-1] == pytest.approx(0.9 * blow_up, rel=1e-5)
+    # Each cloud has a blow-up time of its own: near it the law n^(-1/2) has no verdict.
+    rate = finding(result, "Gaussian samples approach the closure")
+    assert rate.passed is None
+    assert "close to a blow-up" in rate.text
+    assert result.passed
 
 
 def test_rank_deficient_cloud_keeps_its_rank() -> None:

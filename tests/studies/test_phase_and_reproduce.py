@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ot_transformers.errors import InvalidInput
-from ot_transformers.studies import phase, reproduce
+from ot_transformers.studies import phase, reproduce, silent
 
 
 def test_softmax_phases_are_those_of_the_closed_form(tmp_path: Path) -> None:
@@ -51,3 +51,10 @@ def test_reproduce_agrees_with_the_theory() -> None:
         "ranks",
         "growth",
     }
+
+
+def test_a_short_time_of_the_rank_flows_is_no_error() -> None:
+    # The save times are counted from the end: at 1 they coincided.
+    ranks = reproduce._ranks(reproduce.ReproduceConfig(draws=1, rank_t_end=1.0), silent)
+    assert len(ranks.table.rows) == 12
+    assert [r[1] for r in ranks.table.rows].count("identity") == 6
