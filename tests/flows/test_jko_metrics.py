@@ -132,7 +132,6 @@ def test_a_step_without_a_minimiser_does_not_claim_to_have_converged() -> None:
         (otf.KLDivergence(otf.Gaussian([0.0], [[1.0]])), point, 1.0, otf.BuresWasserstein()),
     ]
     for energy, start, tau, metric in cases:
-        with pytest.warns(otf.NotConverged):
-            step = otf.jko_step(energy, start, tau, metric=metric)
+        step = otf.jko_step(energy, start, tau, metric=metric)
         assert not step.converged
         assert step.gradient_norm > 0
