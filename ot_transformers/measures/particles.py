@@ -16,6 +16,7 @@ from ..arrays import (
     to_kind,
 )
 from ..errors import InvalidInput
+from ..forward_mode import wants_derivative
 from ..spd import symmetrise
 from .gaussian import Gaussian
 
@@ -177,10 +178,11 @@ class Particles:
     def to_gaussian(self) -> Gaussian:
         """Return the Gaussian of the same mean and covariance, through an exact factor: its rank is the cloud's.
 
-        The factor is (..., d, min(n, d)), by a QR decomposition where n > d.
+        The factor is (..., d, min(n, d)), by a QR decomposition where n > d; (..., d, n) where a derivative is
+        wanted, which that decomposition has not to every order.
         """
         L = self.factor_t
-        if self.n > self.dim:
+        if self.n > self.dim and not wants_derivative(L):
             L = torch.linalg.qr(L.mT, mode="r").R.mT
         return Gaussian.unchecked(self.mean_t, factor=L, kind=self.kind)
 

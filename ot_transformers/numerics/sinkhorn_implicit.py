@@ -28,21 +28,29 @@ def attach_potentials(
             (problem.x @ problem.y.mT).mT + phi.unsqueeze(-2), problem.a, _transpose(problem.mask)
         )
         Q = back / back.sum(-1, keepdim=True)
-        eye = torch.eye(Q.shape[-2], dtype=Q.dtype, device=Q.device)
-        # constants are the gauge; the rank-one term makes the matrix regular and moves nothing else
-        LU, pivots = torch.linalg.lu_factor(eye - Q @ P + problem.b.unsqueeze(-2))
-    first = _step(problem, phi.detach(), psi.detach(), P, Q, LU, pivots)
-    return first, _step(problem, *first, P, Q, LU, pivots)
+        # I - Q P is similar, by b^(1/2), to I - T^T T with |T| <= 1. Constants are its kernel, the gauge, which
+        # a rank-one term fixes. So is one vector more for each group of tokens that mass does not link to the
+        # others: the shift bounds what rounding makes of those, and they move the plan by that missing mass.
+        T = (P * Q.mT).sqrt()
+        shift = 64.0 * T.shape[-1] * torch.finfo(T.dtype).eps
+        eye = torch.eye(T.shape[-1], dtype=T.dtype, device=T.device)
+        gauge = problem.b.sqrt().unsqueeze(-1) * problem.b.sqrt().unsqueeze(-2)
+        factor = torch.linalg.cholesky((1.0 + shift) * eye - T.mT @ T + gauge)
+    first = _step(problem, phi.detach(), psi.detach(), P, Q, factor)
+    return first, _step(problem, *first, P, Q, factor)
 
 
 def _step(
-    problem: Problem, phi: Tensor, psi: Tensor, P: Tensor, Q: Tensor, LU: Tensor, pivots: Tensor
+    problem: Problem, phi: Tensor, psi: Tensor, P: Tensor, Q: Tensor, factor: Tensor
 ) -> tuple[Tensor, Tensor]:
     s = problem.x @ problem.y.mT
     r_phi = phi + _log_sum(s + psi.unsqueeze(-2), problem.b, problem.mask)
     r_psi = psi + _log_sum(s.mT + phi.unsqueeze(-2), problem.a, _transpose(problem.mask))
     rhs = r_psi.unsqueeze(-1) - Q @ r_phi.unsqueeze(-1)
-    d_psi = torch.linalg.lu_solve(LU, pivots, rhs)
+    root = problem.b.detach().sqrt().unsqueeze(-1)
+    inverse_root = torch.where(root > 0, 1.0 / torch.where(root > 0, root, 1.0), 0.0)
+    d_psi = inverse_root * torch.cholesky_solve(root * rhs, factor)
+    d_psi = rhs + Q @ (P @ d_psi)  # also where b is 0
     d_phi = r_phi.unsqueeze(-1) - P @ d_psi
     return phi - d_phi.squeeze(-1), psi - d_psi.squeeze(-1)
 

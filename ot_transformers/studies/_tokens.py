@@ -23,6 +23,9 @@ __all__ = ["Cloud", "load_cloud", "read_array", "torch_device", "torch_dtype"]
 Floats = np.ndarray[Any, Any]
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 
+DEFAULT_COMPONENTS = 16
+"""Principal components kept unless an option says otherwise; fewer where the tokens have fewer dimensions."""
+
 
 @dataclass(frozen=True, eq=False)
 class Cloud:
@@ -120,6 +123,8 @@ def _kept_weights(weights: Floats, count: int, cut: slice) -> Floats:
 def _basis(cov: Tensor, d: int | None) -> tuple[Tensor, float]:
     """Orthonormal basis of the first d principal components, signs fixed; all coordinates for d None."""
     full = cov.shape[-1]
+    if d == DEFAULT_COMPONENTS:  # nobody asked for more components than there are
+        d = min(d, full)
     if d is None or d == full:
         return torch.eye(full, dtype=cov.dtype), 1.0
     check_count(d, "d")

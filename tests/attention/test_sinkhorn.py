@@ -172,3 +172,22 @@ def test_the_field_at_other_points_extends_the_velocity() -> None:
 def test_causal_sinkhorn_is_an_error_that_explains_itself() -> None:
     with pytest.raises(InvalidInput, match="total support"):
         MaskedAttention(SinkhornAttention(1.0, 1.0))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_clusters_without_mass_between_them_have_their_values_and_derivatives(seed: int) -> None:
+    """Known fault: a derivative step through a matrix with one null vector a cluster moved the value itself."""
+    rng = np.random.default_rng(seed)
+    x = torch.from_numpy(rng.normal(size=(10, 2)) + np.repeat([[-6, 0], [6, 0]], 5, 0))
+    attention = SinkhornAttention(torch.eye(2).double(), torch.eye(2).double())
+    c, v = (torch.from_numpy(rng.normal(size=(10, 2))) for _ in range(2))
+
+    def value(z: torch.Tensor) -> torch.Tensor:
+        return (torch.as_tensor(attention.velocity(Particles(z))) * c).sum()
+
+    z = x.clone().requires_grad_()
+    out = value(z)
+    assert float(out.detach()) == pytest.approx(float(value(x)), abs=1e-8)  # both at the tolerance 1e-9
+    (g,) = torch.autograd.grad(out, z)
+    slope = float(value(x + 1e-5 * v) - value(x - 1e-5 * v)) / 2e-5
+    assert float((g * v).sum()) == pytest.approx(slope, rel=1e-6, abs=1e-6)

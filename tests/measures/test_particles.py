@@ -94,3 +94,9 @@ def test_tokens_with_more_batch_dimensions_bring_weights_and_positions_along(pos
             assert isinstance(member, PositionedParticles)
             np.testing.assert_array_equal(member.s, s)
     assert Particles.unchecked(factors * one.x_t, one.weights_t)[1, 1].weights_t.tolist() == w
+
+
+def test_the_gaussian_of_a_cloud_of_many_tokens_has_derivatives():
+    x = torch.randn(5, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64).requires_grad_()
+    assert torch.autograd.gradcheck(lambda z: Particles(z).to_gaussian().cov, x)
+    assert torch.autograd.gradgradcheck(lambda z: Particles(z).to_gaussian().cov, x)
