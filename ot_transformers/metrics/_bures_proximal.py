@@ -131,8 +131,7 @@ class _Problem:
         scale = self._norm2(self.L0) + self._norm2(moved) + self._norm2(force)
         if not scale < float("inf"):  # NaN too: outside the domain of the energy nothing is solved
             return float("inf")
-        value = (self._norm2(moved + force) / scale) ** 0.5 if scale > 0 else 0.0
-        return value if value == value else float("inf")
+        return (self._norm2(moved + force) / scale) ** 0.5 if scale > 0 else 0.0
 
     def step(self, y: Tensor) -> Tensor:
         """One application of the fixed-point map."""

@@ -59,10 +59,10 @@ def find_mobility(A: Tensor, V: Tensor) -> Mobility:
     if bool((-A.mT == A).all()):
         return Mobility(torch.eye(d, dtype=A.dtype, device=A.device), 1, asymmetry, asymmetric)
     a, U = torch.linalg.eigh(symmetrise(A))
-    keep = a.abs() > a.abs().max() * d * torch.finfo(a.dtype).eps
+    top = a.abs().max()
+    keep = a.abs() > top * d * torch.finfo(a.dtype).eps
     Ur, Uk = U[:, keep], U[:, ~keep]
     sign = 1 if float((V * A.mT).sum()) >= 0 else -1  # tr(V A) = sign tr(A D A)
-    top = a.abs().max()
     v, a = sign * U.mT @ V @ U, torch.where(keep, a / top, 0.0)  # squares of tiny entries would underflow
     squares = a.square().unsqueeze(-1) + a.square()
     free = squares == 0

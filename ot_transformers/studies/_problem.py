@@ -12,7 +12,7 @@ from ..errors import InvalidInput, NotAGradientFlow
 from ..flows import GradientStructure, gradient_structure
 from ..metrics import BuresWasserstein, Metric, Wasserstein
 from ._presets import Parameters, load_parameters
-from ._tokens import Cloud, load_cloud
+from ._tokens import DEFAULT_COMPONENTS, Cloud, load_cloud
 
 __all__ = ["ATTENTIONS", "Problem", "ProblemConfig", "build", "gaussian_metric"]
 
@@ -47,7 +47,7 @@ class ProblemConfig:
     eps: float = 1.0
     t_end: float = 8.0
     n: int | None = None
-    d: int | None = 16
+    d: int | None = DEFAULT_COMPONENTS
     seed: int = 0
     device: str = "cpu"
     dtype: Literal["float64", "float32"] = "float64"

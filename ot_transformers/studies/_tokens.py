@@ -18,7 +18,7 @@ from ..measures import Gaussian, Particles
 from ..models import load_tokens
 from ..models.bundled import NAMES
 
-__all__ = ["Cloud", "load_cloud", "read_array", "torch_device", "torch_dtype"]
+__all__ = ["DEFAULT_COMPONENTS", "Cloud", "load_cloud", "read_array", "torch_device", "torch_dtype"]
 
 Floats = np.ndarray[Any, Any]
 DTYPES = {"float64": torch.float64, "float32": torch.float32}

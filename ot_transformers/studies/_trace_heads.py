@@ -33,7 +33,7 @@ class Heads:
     ----------
     asymmetry : |A - A^T| / (2 |A|), the share of A in Frobenius norm that is skew; in [0, 1]
     least, attained : bounds on the misfit r of V, see `mobility_bounds`; in [0, 1]
-    strict : residual of `gradient_structure`, which solves V = sigma D A for D on the range of A exactly
+    strict : residual of `gradient_structure`: the worst of asymmetry, misfit and indefiniteness of its D
     rank_A, rank_V : numerical ranks
     effective_A, effective_V : (sum s^2)^2 / sum s^4 of the singular values s
     """
