@@ -28,6 +28,8 @@ class Energy(ABC):
     dim: int | None = None
     batch_shape: tuple[int, ...] = ()
     """Batch dimensions of the parameters, which broadcast with those of the measure."""
+    finite_on_gaussians: bool = False
+    """Whether F is known to be finite on every Gaussian: flows then need not ask at each step."""
 
     def raw_particles(self, x: Tensor, weights: Tensor) -> Tensor:
         """F(sum_i w_i delta_{x_i}), shape (...)."""
@@ -63,6 +65,10 @@ class Energy(ABC):
             g, H = torch.autograd.grad(value, (m, S), create_graph=graph, materialize_grads=True)
         return g, symmetrise(H)
 
+    def raw_gaussian_gradient_of_factor(self, mean: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
+        """The same at N(m, L L^T): energies that know better than to square a factor override it."""
+        return self.raw_gaussian_gradient(mean, factor @ factor.mT)
+
     def value(self, measure: Measure) -> Array:
         """F(mu), one number a batch member.
 
@@ -87,7 +93,10 @@ class Energy(ABC):
         mu = self._check(measure)
         kind = common_kind(mu, self)
         if isinstance(mu, Gaussian):
-            g, H = self.raw_gaussian_gradient(mu.mean_t, mu.cov_t)
+            if mu.has_factor:
+                g, H = self.raw_gaussian_gradient_of_factor(mu.mean_t, mu.factor_t)
+            else:
+                g, H = self.raw_gaussian_gradient(mu.mean_t, mu.cov_t)
             return AffineVelocity(g, 2.0 * H, kind)
         return to_kind(self.raw_particles_gradient(mu.x_t, mu.weights_t), kind)
 
@@ -125,6 +134,7 @@ class ScaledEnergy(Energy):
     def __init__(self, energy: Energy, factor: float) -> None:
         self.energy, self.factor = energy, factor
         self.kind, self.dim, self.batch_shape = energy.kind, energy.dim, energy.batch_shape
+        self.finite_on_gaussians = energy.finite_on_gaussians
 
     def raw_particles(self, x: Tensor, weights: Tensor) -> Tensor:
         """c F on particles."""
@@ -152,6 +162,11 @@ class ScaledEnergy(Energy):
         g, H = self.energy.raw_gaussian_gradient(mean, cov)
         return self.factor * g, self.factor * H
 
+    def raw_gaussian_gradient_of_factor(self, mean: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
+        """c times the gradient on a Gaussian."""
+        g, H = self.energy.raw_gaussian_gradient_of_factor(mean, factor)
+        return self.factor * g, self.factor * H
+
 
 class SumEnergy(Energy):
     """F + G."""
@@ -163,6 +178,7 @@ class SumEnergy(Energy):
         self.kind = common_kind(first, second)
         self.dim = first.dim if first.dim is not None else second.dim
         self.batch_shape = broadcast_batch([first.batch_shape, second.batch_shape], ["first", "second"])
+        self.finite_on_gaussians = first.finite_on_gaussians and second.finite_on_gaussians
 
     def raw_particles(self, x: Tensor, weights: Tensor) -> Tensor:
         """F + G on particles."""
@@ -191,4 +207,10 @@ class SumEnergy(Energy):
         """Sum of the gradients on a Gaussian."""
         g0, H0 = self.first.raw_gaussian_gradient(mean, cov)
         g1, H1 = self.second.raw_gaussian_gradient(mean, cov)
+        return g0 + g1, H0 + H1
+
+    def raw_gaussian_gradient_of_factor(self, mean: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
+        """Sum of the gradients on a Gaussian."""
+        g0, H0 = self.first.raw_gaussian_gradient_of_factor(mean, factor)
+        g1, H1 = self.second.raw_gaussian_gradient_of_factor(mean, factor)
         return g0 + g1, H0 + H1

@@ -5,7 +5,12 @@ from __future__ import annotations
 from torch import Tensor
 
 from ..arrays import ArrayLike, as_matrix, cast_like, check_count, check_positive, readable
-from ..numerics.coupling import coupling_covariance, gaussian_self_transport, quadratic_potential
+from ..numerics.coupling import (
+    coupling_covariance,
+    coupling_covariance_of_factor,
+    gaussian_self_transport,
+    quadratic_potential,
+)
 from ..numerics.sinkhorn import SinkhornResult, sinkhorn
 from ..spd import symmetrise
 from .base import Energy
@@ -57,6 +62,8 @@ class SelfTransportEnergy(Energy):
         self.tol, self.max_iter = check_positive(tol, "tol"), check_count(max_iter, "max_iter")
         self.dim = int(self.A.shape[-1])
 
+    finite_on_gaussians = True
+
     def raw_particles(self, x: Tensor, weights: Tensor) -> Tensor:
         """OT / 2 of the cloud with itself, (...)."""
         A = cast_like(self.A, x, "A")
@@ -94,12 +101,18 @@ class SelfTransportEnergy(Energy):
 
     def raw_gaussian_gradient(self, mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
         """(-(A + A^T) m / 2, -eps (N (I + C N)^(-1) + B^T C B) / 4) with B = A / eps, N = B S B^T."""
-        A = cast_like(self.A, mean, "A")
-        B = A / self.eps
-        C = coupling_covariance(cov, B)
-        N = symmetrise(B @ cov @ B.mT)
-        H = -0.25 * self.eps * (quadratic_potential(C, N) + symmetrise(B.mT @ C @ B))
-        return -0.5 * ((A + A.mT) @ mean.unsqueeze(-1)).squeeze(-1), H
+        B = cast_like(self.A, mean, "A") / self.eps
+        return self._gaussian_gradient(mean, B, coupling_covariance(cov, B), B @ cov @ B.mT)
+
+    def raw_gaussian_gradient_of_factor(self, mean: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
+        """The same from a factor, which keeps its digits where S = L L^T has lost them."""
+        B = cast_like(self.A, mean, "A") / self.eps
+        BL = B @ factor
+        return self._gaussian_gradient(mean, B, coupling_covariance_of_factor(factor, B), BL @ BL.mT)
+
+    def _gaussian_gradient(self, mean: Tensor, B: Tensor, C: Tensor, N: Tensor) -> tuple[Tensor, Tensor]:
+        H = -0.25 * self.eps * (quadratic_potential(C, symmetrise(N)) + symmetrise(B.mT @ C @ B))
+        return -0.5 * self.eps * ((B + B.mT) @ mean.unsqueeze(-1)).squeeze(-1), H
 
 
 def _is_symmetric(A: Tensor) -> bool:

@@ -119,7 +119,9 @@ def descent(energy: Energy, metric: Metric, measure: Measure) -> System:
 
     def gaussian(mean: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
         cov = factor @ factor.mT
-        b, M = metric.raw_gaussian_riesz(mean, cov, *energy.raw_gaussian_gradient(mean, cov))
+        b, M = metric.raw_gaussian_riesz(mean, cov, *energy.raw_gaussian_gradient_of_factor(mean, factor))
+        if energy.finite_on_gaussians:
+            return -b, -M
         # Where F is infinite there is no gradient: NaN makes the integrator step back and stop at the boundary.
         inside = torch.isfinite(energy.raw_gaussian(mean, cov))[..., None]
         return torch.where(inside, -b, torch.nan), torch.where(inside[..., None], -M, torch.nan)

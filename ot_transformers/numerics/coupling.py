@@ -50,7 +50,9 @@ def coupling_covariance_of_factor(L: Tensor, B: Tensor) -> Tensor:
     Tensor (..., d, d)
         C; smooth in L and B to any order, at every rank.
     """
-    X: Tensor = _Contraction.apply(L.mT @ B @ L)  # type: ignore[no-untyped-call]
+    K = L.mT @ B @ L
+    symmetric = readable(B) and bool((B.detach() == B.detach().mT).all())
+    X: Tensor = _Contraction.apply(K, symmetric)  # type: ignore[no-untyped-call]
     return symmetrise(L @ X @ L.mT)
 
 
@@ -144,15 +146,19 @@ class _Coupling(torch.autograd.Function):
 class _Contraction(torch.autograd.Function):
     """X = 2 (I + (I + 4 K K^T)^(1/2))^(-1), the PSD solution of X + X K K^T X = I.
 
-    From singular values of K: eigenvalues of K K^T lose twice the digits where a covariance is stretched.
+    From singular values of K: eigenvalues of K K^T lose twice the digits where a covariance is stretched. For a
+    symmetric K they are the sizes of its eigenvalues, which cost less.
     With W = I/2 + K K^T X, which commutes with X, dX W + W dX = -X d(K K^T) X.
     """
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(K: Tensor) -> Tensor:
-        U, s, _ = torch.linalg.svd(K)
+    def forward(K: Tensor, symmetric: bool) -> Tensor:
+        if symmetric:
+            s, U = torch.linalg.eigh(symmetrise(K))
+        else:
+            U, s, _ = torch.linalg.svd(K)
         # hypot does not overflow; (sqrt(1 + 4 w) - 1) / (2 w) would lose every digit for small w.
         return symmetrise((U * (2.0 / (1.0 + torch.hypot(torch.ones_like(s), 2.0 * s))).unsqueeze(-2)) @ U.mT)
 
@@ -165,7 +171,7 @@ class _Contraction(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
         K, X = ctx.saved_tensors
         Z = solve_lyapunov(_commuting_part(K, X), symmetrise(grad_outputs[0]))
-        return -2.0 * X @ Z @ X @ K
+        return -2.0 * X @ Z @ X @ K, None
 
     @staticmethod
     @nested_jvp

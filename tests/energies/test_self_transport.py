@@ -52,6 +52,10 @@ def test_gaussian_gradient_is_that_of_the_value(symmetric: bool, rank: int) -> N
     auto = Energy.raw_gaussian_gradient(energy, mean, S)
     torch.testing.assert_close(g, auto[0], rtol=1e-12, atol=1e-13)
     torch.testing.assert_close(H, auto[1], rtol=1e-11, atol=1e-12)
+    for scaled, factor in ((energy, 1.0), (2.0 * energy + energy, 3.0)):
+        found = scaled.raw_gaussian_gradient_of_factor(mean, torch.from_numpy(L))
+        torch.testing.assert_close(found[0], factor * g, rtol=1e-12, atol=1e-13)
+        torch.testing.assert_close(found[1], factor * H, rtol=1e-11, atol=1e-12)
     if rank == 3:
         h = 1e-5
         slope = (energy.raw_gaussian(mean, S + h * P) - energy.raw_gaussian(mean, S - h * P)) / (2 * h)

@@ -109,6 +109,10 @@ def test_derivatives_to_second_order(rank: int) -> None:
     factor = L.requires_grad_()
     assert torch.autograd.gradcheck(coupling_covariance_of_factor, (factor, B), check_forward_ad=True)
     assert torch.autograd.gradgradcheck(coupling_covariance_of_factor, (factor, B))
+    # A symmetric B has a route of its own, but also derivatives in directions that are not symmetric.
+    even = (B + B.mT).detach().requires_grad_()
+    assert torch.autograd.gradcheck(coupling_covariance_of_factor, (factor, even), check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(coupling_covariance_of_factor, (factor, even))
 
 
 def test_derivatives_at_singular_S_leave_the_range_rightly() -> None:
@@ -139,11 +143,13 @@ def test_batch_and_vmap_give_what_the_loop_gives() -> None:
     torch.testing.assert_close(gradient[1], alone, rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("stretch", [1e4, 1e8])
-def test_stretched_covariances_keep_their_digits(stretch: float) -> None:
+def test_stretched_covariances_keep_their_digits(stretch: float, symmetric: bool) -> None:
     """Against 60 digits. The eigenvalues of K K^T leave no digit of C where cond S is 1e16, singular values all."""
     rng = np.random.default_rng(0)
     L, B = rng.standard_normal((3, 3)) * [stretch, 1.0, 1e-3], rng.standard_normal((3, 3))
+    B = B + B.T if symmetric else B
     with mpmath.workdps(60):
         l, b = mpmath.matrix(L.tolist()), mpmath.matrix(B.tolist())  # noqa: E741
         K = l.T * b * l
