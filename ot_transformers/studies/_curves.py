@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from ..attention import Attention
 from ..measures import Gaussian, Measure, Particles
@@ -15,7 +16,17 @@ from ..plotting import eigenvalues_along
 from ._grid import TimeGrid
 from ._problem import gaussian_metric
 
-__all__ = ["Balance", "Spectrum", "as_gaussians", "balance", "gap", "distance_travelled", "spectrum"]
+__all__ = [
+    "Balance",
+    "Spectrum",
+    "as_gaussians",
+    "balance",
+    "distance_travelled",
+    "extent",
+    "gap",
+    "rounding_of",
+    "spectrum",
+]
 
 Floats = np.ndarray[Any, Any]
 
@@ -41,6 +52,20 @@ def distance_travelled(states: Sequence[Gaussian]) -> float:
     return float(gap(states, [states[0]] * len(states)).max())
 
 
+def extent(states: Sequence[Measure]) -> float:
+    """Largest (|m|^2 + tr S)^(1/2) along a curve: what an ulp of its numbers is to be multiplied with."""
+    sizes = [
+        (g.mean_t.double().square().sum() + g.factor_t.double().square().sum()).sqrt()
+        for g in as_gaussians(states)
+    ]
+    return max(float(s) for s in sizes)
+
+
+def rounding_of(states: Sequence[Measure]) -> float:
+    """A distance between two such curves that is rounding: 32 ulp of their extent."""
+    return 32 * torch.finfo(states[0].dtype).eps * extent(states)
+
+
 @dataclass(frozen=True, eq=False)
 class Balance:
     """Energy along a curve and its dissipation.
@@ -52,6 +77,7 @@ class Balance:
     rate : dF/dt at each time, by differentiating the Chebyshev interpolant of F, (T,)
     defect : |F(t) - F(0) + int_0^t |grad F|^2| / max |F - F(0)|, (T,)
     quadrature : estimated error of the integral in the defect, in its units
+    rounding : 32 ulp of the energies, in units of the defect
     finite : whether all energies are finite
     """
 
@@ -60,6 +86,7 @@ class Balance:
     rate: Floats
     defect: Floats
     quadrature: float
+    rounding: float
     finite: bool
 
 
@@ -73,12 +100,13 @@ def balance(states: Sequence[Measure], structure: Any, attention: Attention, gri
     finite = bool(np.isfinite(energy).all() and np.isfinite(speed).all())
     if not finite:
         nothing = np.full(len(energy), np.nan)
-        return Balance(energy, speed, nothing, nothing, np.nan, False)
+        return Balance(energy, speed, nothing, nothing, np.nan, np.nan, False)
     change = energy - energy[0]
     scale = max(float(np.abs(change).max()), np.finfo(float).tiny)
     defect = np.abs(change + grid.integral(speed)) / scale
     quadrature = grid.truncation(speed) * float(grid.t[-1] * speed.max()) / scale
-    return Balance(energy, speed, grid.derivative(energy), defect, quadrature, True)
+    rounding = 32 * torch.finfo(states[0].dtype).eps * float(np.abs(energy).max()) / scale
+    return Balance(energy, speed, grid.derivative(energy), defect, quadrature, rounding, True)
 
 
 def _speed2(state: Measure, structure: Any, attention: Attention) -> float:

@@ -25,7 +25,7 @@ from ._result import StudyFigure, new_figure
 from ._sampling import Rate
 from ._steps import Steps
 
-__all__ = ["agreement_figure", "energy_figure", "flow_figure", "gap_figure", "spectrum_figure"]
+__all__ = ["agreement_figure", "energy_figure", "flow_figure", "gap_figure", "rate_panel", "spectrum_figure"]
 
 Floats = np.ndarray[Any, Any]
 
@@ -108,6 +108,15 @@ def energy_figure(t: Floats, balances: Mapping[str, Balance], steps: Steps | Non
     )
 
 
+def rate_panel(x: Floats, y: Floats, *, ax: Any, **options: Any) -> None:
+    """`plot_rate`, or a word instead where a distance is 0 and has no logarithm."""
+    if (y > 0).all():
+        plot_rate(x, y, ax=ax, **options)
+        return
+    ax.text(0.5, 0.5, "distances of 0: nothing to draw", ha="center", va="center", transform=ax.transAxes)
+    ax.set(xlabel=options["xlabel"], ylabel=options["ylabel"], xticks=[], yticks=[])
+
+
 def agreement_figure(
     t: Floats, difference: Floats, scale: float, tolerance: float, steps: Steps
 ) -> StudyFigure:
@@ -115,13 +124,13 @@ def agreement_figure(
     figure, axes = new_figure(1, 2, width=5.4, height=3.9)
     with mpl.rc_context(STYLE):
         left, right = axes[0]
-        relative = difference / scale
+        relative = difference / max(scale, np.finfo(float).tiny)
         left.semilogy(t, np.where(relative > 0, relative, np.nan), color=COLOURS[0], marker="o", ms=3, lw=1.2)
         left.axhline(tolerance, color=COLOURS[1], ls="--", lw=1.2, label=f"tolerance {tolerance:g}")
         left.set(xlabel="time $t$", ylabel="distance / distance travelled")
         left.set_title("Attention closure against the gradient flow")
         left.legend()
-        plot_rate(
+        rate_panel(
             steps.taus,
             steps.errors,
             ax=right,
@@ -150,7 +159,7 @@ def gap_figure(t: Floats, own: Floats, null: Floats, rate: Rate, tokens: Rate | 
         left.set(xlabel="time $t$", ylabel="distance to the closure", ylim=(0, None))
         left.set_title("Particles against closure, equal moments at the start")
         left.legend()
-        plot_rate(
+        rate_panel(
             rate.sizes,
             rate.mean,
             ax=right,
@@ -174,7 +183,8 @@ def gap_figure(t: Floats, own: Floats, null: Floats, rate: Rate, tokens: Rate | 
                 label="random subsets of the tokens",
             )
         right.set_title("As a function of the number of tokens")
-        right.legend()
+        if right.has_data():
+            right.legend()
     return StudyFigure(
         "gap",
         figure,

@@ -41,12 +41,14 @@ class Rate:
     gaps : (N, R)
     slope : mean over the repeats of the slope of log gap against log n
     half_width : half width of its 95% confidence interval (Student)
+    rtol : relative tolerance of the flows
     """
 
     sizes: Floats
     gaps: Floats
     slope: float
     half_width: float
+    rtol: float
 
     @property
     def mean(self) -> Floats:
@@ -82,7 +84,7 @@ def sampling_rate(
         gaps[k] = final_gaps(attention, Particles.unchecked(clouds), end, t_end, rtol)
         progress(f"Gaussian clouds of {n} tokens", (k + 1) / len(sizes))
     slope, half = slope_with_interval(np.asarray(sizes, dtype=float), gaps)
-    return Rate(np.asarray(sizes), gaps, slope, half)
+    return Rate(np.asarray(sizes), gaps, slope, half, rtol)
 
 
 def final_gaps(attention: Attention, clouds: Particles, end: Gaussian, t_end: float, rtol: float) -> Floats:
@@ -142,7 +144,7 @@ def subset_rate(
         clouds = Particles.unchecked(cloud.x_t[chosen.to(cloud.device)])
         gaps[k] = final_gaps(attention, clouds, end, t_end, rtol)
     slope, half = slope_with_interval(np.asarray(usable, dtype=float), gaps)
-    return Rate(np.asarray(usable), gaps, slope, half)
+    return Rate(np.asarray(usable), gaps, slope, half, rtol)
 
 
 def gaussian_cloud(law: Gaussian, n: int, generator: torch.Generator) -> Tensor:
@@ -170,7 +172,7 @@ def matched_clouds(cloud: Particles, repeats: int, seed: int) -> Particles:
 def slope_with_interval(sizes: Floats, gaps: Floats) -> tuple[float, float]:
     """Mean slope of log gap against log size over repeats (columns), and its 95% half width."""
     x = np.log(sizes) - np.log(sizes).mean()
-    slopes = x @ np.log(gaps) / (x @ x)
+    slopes = x @ np.log(np.maximum(gaps, np.finfo(float).tiny)) / (x @ x)
     repeats = len(slopes)
     spread = slopes.std(ddof=1) / np.sqrt(repeats) if repeats > 1 else np.nan
     return float(slopes.mean()), float(stats.t.ppf(0.975, repeats - 1) * spread) if repeats > 1 else np.nan

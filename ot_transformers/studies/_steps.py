@@ -12,9 +12,9 @@ import torch
 
 from ..flows import gradient_flow, jko
 from ..measures import Gaussian, Measure, Particles
-from ._curves import gap
+from ._curves import as_gaussians, distance_travelled, extent, gap
 from ._problem import Problem, gaussian_metric
-from ._result import Progress, silent
+from ._result import Finding, Progress, checked, format_number, silent
 
 __all__ = ["Steps", "jko_steps", "labelled_gap", "step_counts"]
 
@@ -34,16 +34,22 @@ class Run:
 
     @property
     def rise(self) -> float:
-        """Largest increase of the energy in a step, relative to its total change (0 if there is none)."""
+        """Largest increase of the energy in a step beyond its rounding, relative to its total change (0 if none)."""
         change = max(float(np.abs(self.energies - self.energies[0]).max()), np.finfo(float).tiny)
-        return max(float(np.diff(self.energies).max()), 0.0) / change
+        rounding = 4 * np.finfo(float).eps * float(np.abs(self.energies).max())
+        return max(float(np.diff(self.energies).max()) - rounding, 0.0) / change
 
 
 @dataclass(frozen=True, eq=False)
 class Steps:
-    """Runs from the largest to the smallest step."""
+    """Runs from the largest to the smallest step.
+
+    `floor` is what the distances to the flow may be off by: the tolerance of its solver, and the rounding that the
+    steps pile up.
+    """
 
     runs: list[Run]
+    floor: float = 0.0
 
     @property
     def order(self) -> float:
@@ -75,6 +81,19 @@ class Steps:
         """Order between each step size and the next."""
         error = np.maximum(self.errors, np.finfo(float).tiny)
         return np.diff(np.log(error)) / np.diff(np.log(self.taus))
+
+    @property
+    def resolved(self) -> bool:
+        """Whether every distance is ten times what it may be off by: else there is no order to be read."""
+        return float(self.errors.min()) > 10 * self.floor
+
+    def verdict(self, title: str, text: str, tolerance: float) -> Finding:
+        """The order against 1, undecided where the distances are rounding."""
+        value = abs(self.order - 1.0)
+        if self.resolved:
+            return checked(title, f"{text}{self.words()}", value, tolerance)
+        low = f"Distances of {format_number(10 * self.floor)} and less are errors of the solver and rounding"
+        return Finding(title, f"{text}{low}: no order can be read, and there is no verdict.", value)
 
     def words(self) -> str:
         """The orders in words."""
@@ -118,7 +137,9 @@ def jko_steps(
         runs.append(Run(t_end / k, times, energies, compare(states, exact), states, converged))
         done += k
         progress(f"JKO steps of {t_end / k:.3g}", done / total)
-    return Steps(runs)
+    travelled, size = distance_travelled(as_gaussians(flow.states)), extent(flow.states)
+    ulp = torch.finfo(flow.states[0].dtype).eps
+    return Steps(runs, rtol * travelled + max(counts) * ulp * size)
 
 
 def step_counts(problem: Problem, t_end: float) -> tuple[int, int, int]:

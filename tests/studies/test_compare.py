@@ -14,6 +14,7 @@ from ot_transformers.flows import solve
 from ot_transformers.measures import Gaussian, Particles
 from ot_transformers.metrics import BuresWasserstein
 from ot_transformers.studies import StudyResult
+from ot_transformers.studies._steps import Run, Steps
 from ot_transformers.studies.compare import CompareConfig, run
 
 from .conftest import SMALL
@@ -153,3 +154,31 @@ def test_float32_runs_in_float32(token_file: Path) -> None:
     result = run(config)
     assert result.arrays["tokens_end"].dtype == np.float32
     assert finding(result, "The Gaussian closure is the gradient flow").passed
+
+
+@pytest.mark.parametrize("cloud", ["identical tokens", "tokens at the origin", "no time"])
+def test_where_distances_are_rounding_there_is_no_verdict(cloud: str, tmp_path: Path) -> None:
+    """No power can be fitted to distances of 0: such runs end in order, with a word instead."""
+    x = {"identical tokens": np.ones((9, 3)), "tokens at the origin": np.zeros((9, 3))}
+    file = tmp_path / "tokens.npy"
+    np.save(file, x.get(cloud, np.random.default_rng(0).standard_normal((9, 3))))
+    t_end = 1e-300 if cloud == "no time" else 1.0
+    small: dict[str, Any] = {"n_times": 9, "sizes": (8, 16), "repeats": 2}
+    result = run(CompareConfig(tokens=str(file), preset="repulsive", d=3, t_end=t_end, **small))
+    assert result.exit_status == 0
+    if cloud == "no time":
+        assert finding(result, "order 1").passed is None
+        assert "hardly move" in finding(result, "The Gaussian closure is the gradient flow").text
+    else:
+        assert "errors of the solver and rounding" in finding(result, "Gaussian samples").text
+
+
+def test_an_order_below_the_error_of_the_flow_is_not_read() -> None:
+    def run_of(tau: float, error: float) -> Run:
+        return Run(tau, np.zeros(1), np.zeros(1), np.array([error]), [], True)
+
+    runs = [run_of(0.2, 2e-6), run_of(0.1, 1e-6)]
+    assert Steps(runs, 1e-8).verdict("order", "", 0.1).passed
+    undecided = Steps(runs, 2e-7).verdict("order", "", 0.1)
+    assert undecided.passed is None
+    assert "2.00e-06" in undecided.text
