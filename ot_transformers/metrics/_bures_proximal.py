@@ -115,7 +115,7 @@ class _Problem:
             return self._last[1]
         m, X = self.unpack(y)
         try:
-            value = self.energy.raw_gaussian_gradient(m, X @ X.mT)
+            value = self.energy.raw_gaussian_gradient_of_factor(m, X)
         except InvalidInput:
             # A trial point where the energy is infinite has no gradient; the iteration steps back from NaN.
             value = torch.full_like(m, torch.nan), torch.full_like(self.eye, torch.nan)

@@ -91,7 +91,9 @@ def bures_distance(S0: ArrayLike, S1: ArrayLike, squared: bool = False) -> Array
     Distant pairs use the trace form. Near pairs of regular matrices use their difference: the relative error is
     d ulp cond(S0) however near they are, where the trace form loses everything below 1e-7. Near pairs of singular
     ones use |L0 - L1 O|_F over optimally aligned factors. Equal matrices give exactly 0. The derivative of BW at
-    equal matrices is taken as 0; that of BW^2 is <I - T01, dS0> + <I - T10, dS1>, to any order.
+    equal matrices is taken as 0; that of BW^2 is <I - T01, dS0> + <I - T10, dS1>, to any order. At a singular
+    matrix it is the derivative along matrices of its rank; off its range BW^2 has one-sided slopes only, which are
+    -infinity where the other matrix has mass that the map does not reach.
 
     References
     ----------
@@ -114,7 +116,7 @@ def bures_map(S0: ArrayLike, S1: ArrayLike) -> Array:
     Parameters
     ----------
     S0, S1 : array (..., d, d)
-        PSD. Where S0 is singular the map is given on its range and is 0 on the complement.
+        PSD. Where S0 is singular, T is fixed on its range only; the T of least rank is given.
 
     Returns
     -------
@@ -123,7 +125,7 @@ def bures_map(S0: ArrayLike, S1: ArrayLike) -> Array:
     Raises
     ------
     InvalidInput
-        Not PSD, or no map exists: S1 has a larger rank than a linear image of S0 can have
+        Not PSD, or no map exists: S0 is singular and S1 is no image of it under a PSD matrix
         (|T S0 T - S1| > 1e-6 |S1|; transport then needs a coupling, see `bures_geodesic`).
     """
     a, b, kind = psd_pair(S0, S1)

@@ -64,8 +64,9 @@ def covariance_factor(S: Tensor) -> Tensor:
 def bures_squared(S0: Tensor, S1: Tensor, names: tuple[str, str] | None = None) -> Tensor:
     """BW^2(S0, S1) (...) of PSD matrices, exactly 0 for equal ones.
 
-    The derivative is <I - T01, dS0> + <I - T10, dS1> with T the optimal maps (on the range, where a matrix is
-    singular), so repeated eigenvalues and equal matrices are harmless; the maps are differentiable again.
+    The derivative is <I - T01, dS0> + <I - T10, dS1> with T the optimal maps, so repeated eigenvalues and equal
+    matrices are harmless; the maps are differentiable again. At singular matrices it is the derivative along
+    the matrices of their rank (`bures_singular` says what holds off the range).
     With `names`, that the (symmetric) matrices are PSD is checked on the way, and an error names the argument.
     """
     batch = torch.broadcast_shapes(S0.shape[:-2], S1.shape[:-2])
