@@ -31,6 +31,7 @@ __all__ = [
     "bures_squared",
     "bures_squared_factors",
     "covariance_factor",
+    "hypotenuse",
     "safe_sqrt",
 ]
 
@@ -44,6 +45,18 @@ def safe_sqrt(x: Tensor) -> Tensor:
     """sqrt(x) for x >= 0, with derivative 0 instead of infinite at 0."""
     positive = x > 0
     return torch.where(positive, torch.where(positive, x, 1.0).sqrt(), 0.0)
+
+
+def hypotenuse(shift: Tensor, spread: Tensor) -> Tensor:
+    """(|shift|^2 + spread)^{1/2} (...) of shift (..., d) and spread (...) >= 0; derivative 0 at 0.
+
+    In units of the larger one, so that a shift of 1e160 does not overflow, nor one of 1e-200 vanish.
+    """
+    size = torch.maximum(shift.detach().abs().amax(-1), safe_sqrt(spread.detach()))
+    positive = size > 0
+    # A power of two: no digit changes.
+    unit = torch.where(positive, torch.exp2(torch.log2(torch.where(positive, size, 1.0)).ceil()), 1.0)
+    return unit * safe_sqrt((shift / unit.unsqueeze(-1)).square().sum(-1) + spread / unit / unit)
 
 
 def covariance_factor(S: Tensor) -> Tensor:
