@@ -149,3 +149,22 @@ def test_single_precision_converges_to_its_own_rounding() -> None:
     assert result.measure.cov.dtype == np.float32
     truth = BuresWasserstein().proximal(STANDARD, mu, 0.3).measure.cov
     np.testing.assert_allclose(result.measure.cov, truth, rtol=0, atol=3e-5)
+
+
+@pytest.mark.parametrize("tau", [1e-6, 1e-10, 1e-14, 1e-17])
+@pytest.mark.parametrize("mobility", [None, D])
+def test_tiny_steps_without_a_covariance_are_solved_to_the_ulp_of_the_mean(tau: float, mobility: Any) -> None:
+    mu = Gaussian([1.0, 1e3, -3.0], np.zeros((3, 3)))
+    energy = Functional(lambda m, S: 0.5 * (m.square().sum(-1) + trace(S)))
+    result = BuresWasserstein(D=mobility).proximal(energy, mu, tau)
+    assert result.converged
+    step = np.linalg.solve(np.eye(3) + tau * (np.eye(3) if mobility is None else mobility), mu.mean)
+    np.testing.assert_allclose(result.measure.mean, step, rtol=0, atol=1e3 * 2e-15)
+    assert bool((result.measure.cov == 0).all())
+
+
+def test_a_covariance_below_the_ulp_of_the_mean_is_solved_for() -> None:
+    mu = Gaussian([1.0, 0.0, 0.0], 1e-30 * np.eye(3))
+    result = BuresWasserstein().proximal(Functional(lambda m, S: 0.5 * trace(S)), mu, 1.0)
+    assert result.converged
+    np.testing.assert_allclose(result.measure.cov, 0.25e-30 * np.eye(3), rtol=1e-8, atol=0)
