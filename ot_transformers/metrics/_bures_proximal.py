@@ -11,7 +11,7 @@ from ..measures import Gaussian
 from ..numerics.minimise import lbfgs
 from .base import EnergyLike, ProximalResult
 
-__all__ = ["proximal_gaussian"]
+__all__ = ["exact_rank", "proximal_gaussian"]
 
 _MEMORY = 6
 _FAR = 1e6
@@ -46,7 +46,7 @@ def proximal_gaussian(
     check_count(max_iter, "max_iter")
     if mu.batch_shape:
         raise InvalidInput(f"measure must be a single Gaussian for a JKO step, got batch {mu.batch_shape}")
-    m0, L0 = mu.mean_t.detach(), mu.factor_t.detach()
+    m0, L0 = mu.mean_t.detach(), exact_rank(mu.factor_t.detach())
     floor = max(tol, 64 * torch.finfo(m0.dtype).eps)
     problem = _Problem(energy, m0, L0, float(tau), D, floor)
     before = float(energy.raw_gaussian(m0, L0 @ L0.mT))
@@ -71,6 +71,20 @@ def proximal_gaussian(
     measure = Gaussian.unchecked(m, factor=X, kind=mu.kind)
     after = float(energy.raw_gaussian(m, X @ X.mT))
     return ProximalResult(measure, bool(residual <= floor), residual, n_iter, before, after)
+
+
+def exact_rank(L: Tensor) -> Tensor:
+    """L times a rotation, of the same shape, with columns that are exactly 0 where its rank is below its width.
+
+    The root of a singular covariance has columns of rounding off the range. An energy that falls without bound of its
+    slope there (W_2^2 to a regular Gaussian) would make them a direction of their own; zero columns stay zero.
+    """
+    U, s, _ = torch.linalg.svd(L, full_matrices=False)
+    kept = s > max(L.shape[-2:]) * torch.finfo(s.dtype).eps * s[..., :1]
+    if bool(kept.all()):
+        return L
+    turned = U * torch.where(kept, s, 0.0).unsqueeze(-2)
+    return torch.nn.functional.pad(turned, (0, L.shape[-1] - turned.shape[-1]))
 
 
 class _Problem:
