@@ -15,7 +15,7 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
-__all__ = ["in_transform", "nested_jvp", "wants_derivative"]
+__all__ = ["in_transform", "nested_jvp", "tracked", "underlying", "wants_derivative"]
 
 
 def nested_jvp(rule: Callable[..., Any]) -> Callable[..., Any]:
@@ -52,3 +52,25 @@ def wants_derivative(*tensors: Tensor) -> bool:
 def in_transform() -> bool:
     """Whether the caller is inside `torch.func` (a closed-over parameter may be the one that is wrapped)."""
     return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def underlying(t: Tensor) -> Tensor:
+    """The detached values below every function transform: for `torch.vmap` those of all members at once.
+
+    For decisions that all members share (an error, a step number), never for results.
+    """
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(t):
+        t = functorch.get_unwrapped(t)
+    return t.detach()
+
+
+def tracked(t: Tensor) -> bool:
+    """Whether a derivative in this very tensor is being recorded, by autograd or by a function transform."""
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(t):
+        if functorch.is_gradtrackingtensor(t):
+            return True
+        t = functorch.get_unwrapped(t)
+    dual = forward_ad._current_level >= 0 and forward_ad.unpack_dual(t).tangent is not None
+    return dual or (torch.is_grad_enabled() and t.requires_grad)

@@ -19,6 +19,7 @@ from ot_transformers import (
     SinkhornDivergence,
     SquaredWasserstein,
 )
+from ot_transformers.forward_mode import tracked, underlying
 from ot_transformers.linalg import log_abs_det, solve
 from ot_transformers.metrics._twisted_gaussians import riesz
 from ot_transformers.numerics import tilted
@@ -130,3 +131,23 @@ def test_energies_along_curves() -> None:
     ):
         reverse = torch.autograd.functional.hessian(f, POINT)
         torch.testing.assert_close(forward_second(f, POINT), reverse, rtol=1e-11, atol=0)
+
+
+def test_what_lies_below_transforms() -> None:
+    seen: list[torch.Tensor] = []
+    recorded: list[bool] = []
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        seen.append(underlying(x))
+        recorded.append(tracked(x))
+        return x.square().sum()
+
+    points = torch.arange(6, dtype=torch.float64).reshape(2, 3)
+    torch.func.vmap(f)(points)
+    torch.func.vmap(torch.func.grad(f))(points)
+    torch.func.jvp(f, (points,), (points,))
+    f(points)
+    f(points.clone().requires_grad_())
+    assert recorded == [False, True, True, False, True]
+    for t in seen:
+        assert torch.equal(t, points)

@@ -7,8 +7,10 @@ from torch import Tensor
 
 from ..arrays import cast_like
 from ..errors import InvalidInput
+from ..forward_mode import wants_derivative
 from ..measures import Gaussian, Measure, Particles, as_measure
 from ..numerics.bures import bures_squared
+from ..numerics.bures_singular import map_of_factor
 from ..numerics.transport import barycentric_projection, transport_cost, transport_plan
 from .base import Energy
 
@@ -35,6 +37,10 @@ class SquaredWasserstein(Energy):
     -----
     In d = 1 by sorting; otherwise POT's network simplex, or an assignment problem for equal weights. Where
     the optimal plan is not unique the gradient is one element of the subdifferential.
+
+    On a Gaussian of singular covariance T is the map on its range; off the range W_2^2 has no derivative (its
+    slope is -infinity where the target has mass there). Flows and JKO steps from it keep the rank and descend to
+    the Gaussian of that rank nearest to the target, or to a critical one.
 
     Examples
     --------
@@ -80,6 +86,18 @@ class SquaredWasserstein(Energy):
         T = cast_like(self.target.cov_t, cov, "target")
         S, T = torch.broadcast_tensors(cov, T)
         return 0.5 * ((mean - n).square().sum(-1) + bures_squared(S, T))
+
+    def raw_gaussian_gradient_of_factor(self, mean: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
+        """(m - n, (I - K) / 2) with K L = X1, x1 = n + X1 z the optimal partner of x = m + L z.
+
+        For a singular S = L L^T this is the gradient along the covariances of its rank (`bures_singular`).
+        """
+        if not isinstance(self.target, Gaussian) or wants_derivative(mean, factor, self.target.mean_t):
+            return super().raw_gaussian_gradient_of_factor(mean, factor)
+        n = cast_like(self.target.mean_t, mean, "target")
+        K = map_of_factor(factor, cast_like(self.target.factor_t, factor, "target"))
+        eye = torch.eye(K.shape[-1], dtype=K.dtype, device=K.device)
+        return mean - n, 0.5 * (eye - K)
 
     def _cloud(self, x: Tensor) -> tuple[Tensor, Tensor]:
         if not isinstance(self.target, Particles):

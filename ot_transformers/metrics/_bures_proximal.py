@@ -11,7 +11,7 @@ from ..measures import Gaussian
 from ..numerics.minimise import lbfgs
 from .base import EnergyLike, ProximalResult
 
-__all__ = ["proximal_gaussian"]
+__all__ = ["exact_rank", "proximal_gaussian"]
 
 _MEMORY = 6
 _FAR = 1e6
@@ -38,20 +38,21 @@ def proximal_gaussian(
 
     the backward map from the new measure to the old one is I + 2 tau D H. Solved by this fixed point with
     Anderson acceleration; where that fails to converge, by L-BFGS on (m, X), whose objective never increases.
-    `gradient_norm` is the residual of the two equations, |.|_D, relative to the size of (m0 - m, L0, tau g).
+    `gradient_norm` is the residual of the two equations, |.|_D, relative to the size of (m0 - m, L0, tau g); a mean
+    is solved for to two ulp of m0.
     """
     check_positive(tau, "tau")
     check_positive(tol, "tol")
     check_count(max_iter, "max_iter")
     if mu.batch_shape:
         raise InvalidInput(f"measure must be a single Gaussian for a JKO step, got batch {mu.batch_shape}")
-    m0, L0 = mu.mean_t.detach(), mu.factor_t.detach()
-    problem = _Problem(energy, m0, L0, float(tau), D)
+    m0, L0 = mu.mean_t.detach(), exact_rank(mu.factor_t.detach())
+    floor = max(tol, 64 * torch.finfo(m0.dtype).eps)
+    problem = _Problem(energy, m0, L0, float(tau), D, floor)
     before = float(energy.raw_gaussian(m0, L0 @ L0.mT))
     start = problem.pack(m0, L0)
     if warm_start is not None and warm_start.factor_t.shape == L0.shape:
         start = problem.pack(warm_start.mean_t.detach(), warm_start.factor_t.detach())
-    floor = max(tol, 64 * torch.finfo(m0.dtype).eps)
     y, residual, n_iter = problem.fixed_point(start, floor, max_iter)
     if not (residual <= floor and problem.objective(y) <= before + problem.slack(before)):
         best = start if problem.objective(start) <= before else problem.pack(m0, L0)
@@ -72,15 +73,33 @@ def proximal_gaussian(
     return ProximalResult(measure, bool(residual <= floor), residual, n_iter, before, after)
 
 
+def exact_rank(L: Tensor) -> Tensor:
+    """L times a rotation, of the same shape, with columns that are exactly 0 where its rank is below its width.
+
+    The root of a singular covariance has columns of rounding off the range. An energy that falls without bound of its
+    slope there (W_2^2 to a regular Gaussian) would make them a direction of their own; zero columns stay zero.
+    """
+    U, s, _ = torch.linalg.svd(L, full_matrices=False)
+    kept = s > max(L.shape[-2:]) * torch.finfo(s.dtype).eps * s[..., :1]
+    if bool(kept.all()):
+        return L
+    turned = U * torch.where(kept, s, 0.0).unsqueeze(-2)
+    return torch.nn.functional.pad(turned, (0, L.shape[-1] - turned.shape[-1]))
+
+
 class _Problem:
     """The inner problem in the flat variable y = (m, X)."""
 
-    def __init__(self, energy: EnergyLike, m0: Tensor, L0: Tensor, tau: float, D: Tensor | None) -> None:
+    def __init__(
+        self, energy: EnergyLike, m0: Tensor, L0: Tensor, tau: float, D: Tensor | None, floor: float
+    ) -> None:
         self.energy, self.m0, self.L0, self.tau = energy, m0, L0, tau
         d = L0.shape[0]
         self.eye = torch.eye(d, dtype=L0.dtype, device=L0.device)
         self.D = self.eye if D is None else D
         self.inverse = None if D is None else torch.linalg.inv(D)
+        # A mean carries no step below its ulp, which beside a small covariance, or none, is more than tol of the step.
+        self.size2 = (2 * torch.finfo(m0.dtype).eps / floor) ** 2 * self._norm2(m0.unsqueeze(-1))
         self._last: tuple[Tensor, tuple[Tensor, Tensor]] | None = None
         g, H = self._gradient(y0 := self.pack(m0, L0))
         force = tau * self.D @ self.pack(g, 2.0 * H @ L0)
@@ -115,7 +134,7 @@ class _Problem:
             return self._last[1]
         m, X = self.unpack(y)
         try:
-            value = self.energy.raw_gaussian_gradient(m, X @ X.mT)
+            value = self.energy.raw_gaussian_gradient_of_factor(m, X)
         except InvalidInput:
             # A trial point where the energy is infinite has no gradient; the iteration steps back from NaN.
             value = torch.full_like(m, torch.nan), torch.full_like(self.eye, torch.nan)
@@ -131,7 +150,13 @@ class _Problem:
         scale = self._norm2(self.L0) + self._norm2(moved) + self._norm2(force)
         if not scale < float("inf"):  # NaN too: outside the domain of the energy nothing is solved
             return float("inf")
-        return (self._norm2(moved + force) / scale) ** 0.5 if scale > 0 else 0.0
+        left = moved + force
+        mean, factor = self._norm2(left[:, :1]), self._norm2(left[:, 1:])
+        mean, factor = (
+            (mean / max(scale, self.size2) if mean > 0 else 0.0),
+            (factor / scale if factor > 0 else 0.0),
+        )
+        return float((mean + factor) ** 0.5)
 
     def step(self, y: Tensor) -> Tensor:
         """One application of the fixed-point map."""

@@ -23,8 +23,10 @@ from ..arrays import (
     to_kind,
 )
 from ..errors import InvalidInput, NotConverged
+from ..forward_mode import nested_jvp, tracked, underlying
 from ..numerics.bures import align, bures_map_raw, covariance_factor
 from ..numerics.bures_map import map_derivative
+from ..numerics.bures_singular import to_front
 from ..spd import numerical_rank_psd, symmetrise
 
 __all__ = ["Barycenter", "bures_barycenter", "bures_barycenter_result"]
@@ -56,10 +58,10 @@ def bures_barycenter(
     Warns with `NotConverged` where the iteration stops before its tolerance.
     """
     result = bures_barycenter_result(covs, weights, tol=tol, max_iter=max_iter)
-    if not bool(result.converged.all()):
+    if not bool(underlying(torch.as_tensor(result.converged)).all()):
+        worst = float(underlying(torch.as_tensor(result.error)).max())
         warnings.warn(
-            f"barycentre: relative change {float(result.error.max()):.2e} > tol {tol:.1e} "
-            f"after {result.n_iter} iterations",
+            f"barycentre: relative change {worst:.2e} > tol {tol:.1e} after {result.n_iter} iterations",
             NotConverged,
             stacklevel=2,
         )
@@ -87,8 +89,9 @@ def bures_barycenter_result(
 
     Notes
     -----
-    Differentiable once where the barycentre is regular: implicitly, through sum_i w_i T_i = I and conjugate
-    gradients. At a singular barycentre there is no derivative; asking for one is an error.
+    Differentiable to second order, in every mode, where the barycentre is regular: implicitly, through
+    sum_i w_i T_i = I and conjugate gradients (third derivatives are not the right ones). At a singular
+    barycentre there is no derivative; asking for one is an error.
 
     Raises
     ------
@@ -116,24 +119,43 @@ def bures_barycenter_result(
     batch = broadcast_batch([S.shape[:-3], w.shape[:-1]], ["covs", "weights"])
     S = symmetrise(S).expand(*batch, *S.shape[-3:])
     w = w.expand(*batch, S.shape[-3])
-    factors, keep = covariance_factor(S.detach()), w.detach()[..., None, None]
-    # Start from the linear mixture: its range holds those of all members.
-    L = _aligned_sum(covariance_factor((keep * S.detach()).sum(-3)), factors, keep)
     floor = max(tol, 8 * S.shape[-1] * torch.finfo(S.dtype).eps)
-    error, n_iter = torch.full(batch, torch.inf, dtype=S.dtype, device=S.device), 0
-    while n_iter < max_iter and bool((error > floor).any()):
-        new = _aligned_sum(L, factors, keep)
-        size = torch.linalg.matrix_norm(new)
-        change = torch.linalg.matrix_norm(new - L) / torch.where(size > 0, size, 1.0)
-        # A member that has converged stays as it is: a batch gives what the loop gives.
-        going = error > floor
-        L = torch.where(going[..., None, None], new, L)
-        error, n_iter = torch.where(going, change, error), n_iter + 1
-    value = symmetrise(L @ L.mT)
-    if S.requires_grad or w.requires_grad:
+    value, error, steps = _FixedPoint.apply(S.detach(), w.detach(), floor, max_iter)  # type: ignore[no-untyped-call]
+    if tracked(S) or tracked(w):
         value = _with_derivative(value, S, w)
-    kind = common_kind(covs, weights)
+    kind, n_iter = common_kind(covs, weights), int(underlying(steps).max())
     return Barycenter(to_kind(value, kind), to_kind(error, kind), to_kind(error <= floor, kind), n_iter)
+
+
+class _FixedPoint(torch.autograd.Function):
+    """Barycentre, relative change of its factor and number of iterations; no derivative."""
+
+    @staticmethod
+    def forward(S: Tensor, w: Tensor, floor: float, max_iter: int) -> tuple[Tensor, Tensor, Tensor]:
+        factors, keep = covariance_factor(S), w[..., None, None]
+        # Start from the linear mixture: its range holds those of all members.
+        L = _aligned_sum(covariance_factor((keep * S).sum(-3)), factors, keep)
+        error, n_iter = torch.full(S.shape[:-3], torch.inf, dtype=S.dtype, device=S.device), 0
+        while n_iter < max_iter and bool((error > floor).any()):
+            new = _aligned_sum(L, factors, keep)
+            size = torch.linalg.matrix_norm(new)
+            change = torch.linalg.matrix_norm(new - L) / torch.where(size > 0, size, 1.0)
+            # A member that has converged stays as it is: a batch gives what the loop gives.
+            going = error > floor
+            L = torch.where(going[..., None, None], new, L)
+            error, n_iter = torch.where(going, change, error), n_iter + 1
+        return symmetrise(L @ L.mT), error, torch.tensor(n_iter)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        pass
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[Any, ...], S: Tensor, w: Tensor, floor: float, max_iter: int
+    ) -> tuple[Any, tuple[int, int, None]]:
+        S, w = to_front(info, in_dims[:2], S, w)
+        return _FixedPoint.apply(S, w, floor, max_iter), (0, 0, None)  # type: ignore[no-untyped-call]
 
 
 def _aligned_sum(L: Tensor, factors: Tensor, weights: Tensor) -> Tensor:
@@ -160,28 +182,28 @@ def barycenter_weights(S: Tensor, weights: ArrayLike | None) -> Tensor:
 
 
 def _with_derivative(value: Tensor, S: Tensor, w: Tensor) -> Tensor:
-    """Attach the implicit derivative: with r = sum_i w_i T(S -> S_i), dS = J^{-1} dr, J = -dr/dS."""
+    """Attach the derivatives of the root of r(B; S, w) = sum_i w_i T(B -> S_i) - I, exact to second order.
+
+    Two chord steps B <- B + J^{-1} r(B), J = -dr/dB frozen at the root: after k of them B(S, w) is right to order
+    k in changes of S and w, for each multiplies the error by I - J^{-1} J(S, w), of order one.
+    """
     base = value.detach()
-    if bool((numerical_rank_psd(base) < base.shape[-1]).any()):
+    if bool((underlying(numerical_rank_psd(base)) < base.shape[-1]).any()):
         raise InvalidInput("covs: the barycentre is singular and has no derivative; detach covs and weights")
-    center = base.unsqueeze(-3).expand_as(S)
-    r = (w[..., None, None] * bures_map_raw(center, S)).sum(-3)
-    step: Tensor = _ImplicitStep.apply(r, base, S.detach(), w.detach())  # type: ignore[no-untyped-call]
-    return base + step
+    B = base
+    for _ in range(2):
+        r = (w[..., None, None] * bures_map_raw(B.unsqueeze(-3).expand_as(S), S)).sum(-3)
+        # Less its value, which is what the fixed-point iteration left: the barycentre is the same with derivatives.
+        step: Tensor = _InverseHessian.apply(r - r.detach(), base, S.detach(), w.detach())  # type: ignore[no-untyped-call]
+        B = B + step
+    return B
 
 
-class _ImplicitStep(torch.autograd.Function):
-    """0, with derivative J^{-1} dr; J is the Hessian of a convex function, so it is its own adjoint."""
-
-    @staticmethod
-    def forward(ctx: Any, r: Tensor, base: Tensor, S: Tensor, w: Tensor) -> Tensor:
-        ctx.save_for_backward(base, S, w)
-        return torch.zeros_like(r)
+class _InverseHessian(torch.autograd.Function):
+    """J^{-1} g, linear in g alone; J is the Hessian of a convex function, so it is its own adjoint."""
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *grad_outputs: Any) -> Any:
-        base, S, w = ctx.saved_tensors
+    def forward(g: Tensor, base: Tensor, S: Tensor, w: Tensor) -> Tensor:
         center = base.unsqueeze(-3).expand_as(S)
         T = bures_map_raw(center, S)
 
@@ -189,7 +211,25 @@ class _ImplicitStep(torch.autograd.Function):
             pushed = symmetrise(T @ Z.unsqueeze(-3) @ T)
             return (w[..., None, None] * map_derivative(center, T, pushed)).sum(-3)
 
-        return _conjugate_gradients(J, symmetrise(grad_outputs[0])), None, None, None
+        return _conjugate_gradients(J, symmetrise(g))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.save_for_backward(*inputs[1:])
+        ctx.save_for_forward(*inputs[1:])
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Tensor) -> tuple[Tensor, int]:
+        return _InverseHessian.apply(*to_front(info, in_dims, *args)), 0  # type: ignore[no-untyped-call]
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
+        return _InverseHessian.apply(grad_outputs[0], *ctx.saved_tensors), None, None, None  # type: ignore[no-untyped-call]
+
+    @staticmethod
+    @nested_jvp
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        return _InverseHessian.apply(tangents[0], *ctx.saved_tensors)  # type: ignore[no-untyped-call]
 
 
 def _conjugate_gradients(J: Any, g: Tensor) -> Tensor:

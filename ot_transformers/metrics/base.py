@@ -45,6 +45,10 @@ class EnergyLike(Protocol):
         """(dF/dm, dF/dS)."""
         ...
 
+    def raw_gaussian_gradient_of_factor(self, mean: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
+        """The same at N(m, L L^T)."""
+        ...
+
 
 @dataclass(frozen=True, eq=False)
 class Geodesic:

@@ -21,7 +21,7 @@ from ..arrays import (
 )
 from ..errors import InvalidInput
 from ..measures import AffineVelocity, Gaussian, Measure, as_gaussian, check_same_dim
-from ..numerics.bures import align, bures_squared, bures_squared_factors, safe_sqrt
+from ..numerics.bures import align, bures_squared, bures_squared_factors, hypotenuse
 from ..spd import eigh_psd, symmetrise
 from ._bures_proximal import proximal_gaussian
 from .barycenter import barycenter_weights, bures_barycenter
@@ -92,12 +92,11 @@ class BuresWasserstein(Metric):
         Differentiable; at equal measures the derivative is taken as 0.
         """
         a, b = self._pair(mu, nu)
-        shift = (a.mean_t - b.mean_t).square().sum(-1)
         if a.has_factor or b.has_factor:
             spread = bures_squared_factors(a.factor_t, b.factor_t)
         else:
             spread = bures_squared(a.cov_t, b.cov_t)
-        return to_kind(safe_sqrt(shift + spread), common_kind(mu, nu, self))
+        return to_kind(hypotenuse(a.mean_t - b.mean_t, spread), common_kind(mu, nu, self))
 
     def geodesic(self, mu: Measure, nu: Measure) -> Geodesic:
         """The geodesic ((1 - t) L0 + t L1 O), means on a line; exact for singular covariances."""

@@ -30,8 +30,8 @@ from ..measures import (
     as_particles,
     check_same_dim,
 )
-from ..numerics.bures import bures_squared
-from ..numerics.transport import barycentric_projection, safe_root, transport_distance, transport_plan
+from ..numerics.bures import bures_squared, hypotenuse
+from ..numerics.transport import barycentric_projection, transport_distance, transport_plan
 from ..spd import sqrt_psd, symmetrise, transfer
 from ._displacement import displacement_geodesic, members
 from ._wasserstein_proximal import wasserstein_proximal
@@ -108,7 +108,7 @@ class Wasserstein(Metric):
         kind = common_kind(a, b, self)
         if isinstance(a, Gaussian):
             assert isinstance(b, Gaussian)
-            return to_kind(safe_root(self._gaussian_square(a, b), 2), kind)
+            return to_kind(self._gaussian_distance(a, b), kind)
         assert isinstance(b, Particles)
         x, y = self._white(a.x_t), self._white(b.x_t)
         return to_kind(transport_distance(x, a.weights_t, y, b.weights_t, self.p), kind)
@@ -236,14 +236,14 @@ class Wasserstein(Metric):
             return x
         return torch.linalg.solve(sqrt_psd(cast_like(self._D, x, "D")), x.mT).mT
 
-    def _gaussian_square(self, a: Gaussian, b: Gaussian) -> Tensor:
+    def _gaussian_distance(self, a: Gaussian, b: Gaussian) -> Tensor:
         self._require_p2("between Gaussians")
         S0, S1 = a.cov_t, b.cov_t
         if self._D is not None:
             inverse = torch.linalg.inv(sqrt_psd(cast_like(self._D, a.mean_t, "D")))
             S0, S1 = transfer(inverse, S0), transfer(inverse, S1)
-        shift = self._white((a.mean_t - b.mean_t).unsqueeze(-2))
-        return shift.square().sum((-2, -1)) + bures_squared(*torch.broadcast_tensors(S0, S1))
+        shift = self._white((a.mean_t - b.mean_t).unsqueeze(-2)).squeeze(-2)
+        return hypotenuse(shift, bures_squared(*torch.broadcast_tensors(S0, S1)))
 
     def _gaussian_inner(self, a: Gaussian, v: Any, w: Any) -> Array:
         for t, name in ((v, "v"), (w, "w")):

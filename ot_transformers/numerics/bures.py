@@ -31,6 +31,7 @@ __all__ = [
     "bures_squared",
     "bures_squared_factors",
     "covariance_factor",
+    "hypotenuse",
     "safe_sqrt",
 ]
 
@@ -44,6 +45,18 @@ def safe_sqrt(x: Tensor) -> Tensor:
     """sqrt(x) for x >= 0, with derivative 0 instead of infinite at 0."""
     positive = x > 0
     return torch.where(positive, torch.where(positive, x, 1.0).sqrt(), 0.0)
+
+
+def hypotenuse(shift: Tensor, spread: Tensor) -> Tensor:
+    """(|shift|^2 + spread)^{1/2} (...) of shift (..., d) and spread (...) >= 0; derivative 0 at 0.
+
+    In units of the larger one, so that a shift of 1e160 does not overflow, nor one of 1e-200 vanish.
+    """
+    size = torch.maximum(shift.detach().abs().amax(-1), safe_sqrt(spread.detach()))
+    positive = size > 0
+    # A power of two: no digit changes.
+    unit = torch.where(positive, torch.exp2(torch.log2(torch.where(positive, size, 1.0)).ceil()), 1.0)
+    return unit * safe_sqrt((shift / unit.unsqueeze(-1)).square().sum(-1) + spread / unit / unit)
 
 
 def covariance_factor(S: Tensor) -> Tensor:
@@ -64,8 +77,9 @@ def covariance_factor(S: Tensor) -> Tensor:
 def bures_squared(S0: Tensor, S1: Tensor, names: tuple[str, str] | None = None) -> Tensor:
     """BW^2(S0, S1) (...) of PSD matrices, exactly 0 for equal ones.
 
-    The derivative is <I - T01, dS0> + <I - T10, dS1> with T the optimal maps (on the range, where a matrix is
-    singular), so repeated eigenvalues and equal matrices are harmless; the maps are differentiable again.
+    The derivative is <I - T01, dS0> + <I - T10, dS1> with T the optimal maps, so repeated eigenvalues and equal
+    matrices are harmless; the maps are differentiable again. At singular matrices it is the derivative along
+    the matrices of their rank (`bures_singular` says what holds off the range).
     With `names`, that the (symmetric) matrices are PSD is checked on the way, and an error names the argument.
     """
     batch = torch.broadcast_shapes(S0.shape[:-2], S1.shape[:-2])

@@ -15,8 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..arrays import readable
 from ..forward_mode import nested_jvp
 from ..spd import eigh_psd, solve_lyapunov, sqrt_psd, symmetrise
+from .bures_singular import cholesky_regular, regular_part, singular_map, to_front
 
 __all__ = ["bures_map_raw", "cholesky_regular", "map_derivative"]
 
@@ -25,13 +27,39 @@ def bures_map_raw(S0: Tensor, S1: Tensor) -> Tensor:
     """The optimal map T = T^T >= 0 from N(0, S0) to N(0, S1): T S0 T = S1 (..., d, d).
 
     Where S0 is regular, T = C^{-T} (C^T S1 C)^{1/2} C^{-1} with the Cholesky factor C of S0. Where it is
-    singular, T acts on the range of S0 and is 0 on its complement: T = R^+ (R S1 R)^{1/2} R^+, R = S0^{1/2}
-    and R^+ its inverse on the range; mass of S1 outside what T can reach is not transported. Derivatives are
-    along the range too.
+    singular, T is the map of least rank of `bures_singular`: mass of S1 that no map reaches is not
+    transported. Derivatives are then along the matrices of the rank of S0.
     """
     S0, S1 = torch.broadcast_tensors(S0, S1)
-    T: Tensor = _Map.apply(S0, S1)  # type: ignore[no-untyped-call]
-    return T
+    if readable(S0) and readable(S1) and not _extreme(S0) and not _extreme(S1):
+        return _map(S0, S1)
+    # Products of two covariances overflow from 1e154 on; powers of 4 change no digit.
+    c0, c1 = _power_of_four(S0), _power_of_four(S1)
+    return _map(S0 / c0, S1 / c1) * (c1.sqrt() / c0.sqrt())
+
+
+def _map(S0: Tensor, S1: Tensor) -> Tensor:
+    regular = regular_part(S0)
+    if readable(regular) and bool((regular > 0).all()):
+        T: Tensor = _Map.apply(S0, S1)  # type: ignore[no-untyped-call]
+        return T
+    eye = torch.eye(S0.shape[-1], dtype=S0.dtype, device=S0.device)
+    T = _Map.apply(torch.where(regular > 0, S0, eye), S1)  # type: ignore[no-untyped-call]
+    return torch.where(regular > 0, T, singular_map(S0, S1))
+
+
+def _extreme(S: Tensor) -> bool:
+    """Whether entries are so large or small that products of them are not safe."""
+    size = S.detach().abs().amax((-2, -1))
+    limit = torch.finfo(S.dtype).max ** 0.25
+    return bool(((size > limit) | ((size < 1 / limit) & (size > 0))).any())
+
+
+def _power_of_four(S: Tensor) -> Tensor:
+    """A power of 4 near the largest entry (..., 1, 1); 1 for the zero matrix."""
+    size = S.detach().abs().amax((-2, -1), keepdim=True)
+    power = torch.exp2(2 * torch.round(torch.log2(torch.where(size > 0, size, 1.0)) / 2))
+    return torch.where(size > 0, power, 1.0)
 
 
 def map_derivative(S0: Tensor, T: Tensor, R: Tensor) -> Tensor:
@@ -46,15 +74,6 @@ def _adjoint(S0: Tensor, T: Tensor, Z: Tensor) -> Tensor:
     S0, T, Z = torch.broadcast_tensors(S0, T, Z)
     W: Tensor = _Adjoint.apply(S0, T, Z)  # type: ignore[no-untyped-call]
     return W
-
-
-def cholesky_regular(S: Tensor) -> tuple[Tensor, Tensor]:
-    """Cholesky factor, and where its pivots are all above rounding of the largest diagonal entry."""
-    L, info = torch.linalg.cholesky_ex(S)
-    pivot = L.diagonal(dim1=-2, dim2=-1).amin(-1).square()
-    scale = S.diagonal(dim1=-2, dim2=-1).amax(-1)
-    # A NaN pivot (failed factorisation) compares False.
-    return L, (info == 0) & (pivot > 16 * S.shape[-1] * torch.finfo(S.dtype).eps * scale)
 
 
 def _coordinates(S0: Tensor) -> tuple[Tensor, Tensor]:
@@ -75,14 +94,6 @@ def _coordinates(S0: Tensor) -> tuple[Tensor, Tensor]:
     )
 
 
-def _batched(info: Any, in_dims: tuple[Any, ...], *tensors: Tensor) -> list[Tensor]:
-    """Bring the dimension that `torch.vmap` runs over to the front of every argument."""
-    return [
-        t.unsqueeze(0).expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
-        for t, dim in zip(tensors, in_dims, strict=True)
-    ]
-
-
 def _plus(*terms: Tensor | None) -> Tensor:
     """Sum of the terms that are there (absent tangents are None)."""
     return torch.stack([t for t in terms if t is not None]).sum(0)
@@ -101,7 +112,7 @@ class _Map(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Tensor) -> tuple[Tensor, int]:
-        return bures_map_raw(*_batched(info, in_dims, *args)), 0
+        return bures_map_raw(*to_front(info, in_dims, *args)), 0
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
@@ -132,7 +143,7 @@ class _Solve(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Tensor) -> tuple[Tensor, int]:
-        return map_derivative(*_batched(info, in_dims, *args)), 0
+        return map_derivative(*to_front(info, in_dims, *args)), 0
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
@@ -164,7 +175,7 @@ class _Adjoint(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Tensor) -> tuple[Tensor, int]:
-        return _adjoint(*_batched(info, in_dims, *args)), 0
+        return _adjoint(*to_front(info, in_dims, *args)), 0
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:

@@ -53,7 +53,10 @@ _ULP = float(np.finfo(np.float64).eps)
 def nuclear_norm(M: Tensor) -> Tensor:
     """Sum of the singular values of M (..., k, r), (...); no derivative."""
     if min(M.shape[-2:]) == 1:
-        return torch.linalg.vector_norm(M, dim=(-2, -1))
+        # In units of the largest entry: squares of 1e160 overflow.
+        size = M.abs().amax((-2, -1), keepdim=True)
+        size = torch.where(size > 0, size, 1.0)
+        return torch.linalg.vector_norm(M / size, dim=(-2, -1)) * size[..., 0, 0]
     count, width = M.shape[:-2].numel(), max(M.shape[-2:])
     if not suits(count, width, M):
         return torch.linalg.svdvals(M).sum(-1)

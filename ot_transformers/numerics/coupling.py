@@ -24,6 +24,7 @@ from ..spd import eigh_psd, solve_lyapunov, symmetrise
 
 __all__ = [
     "coupling_covariance",
+    "coupling_difference",
     "coupling_covariance_of_factor",
     "gaussian_self_transport",
     "gaussian_transport",
@@ -78,6 +79,16 @@ def coupling_covariance(S: Tensor, B: Tensor, T: Tensor | None = None) -> Tensor
     """
     N = symmetrise(B @ symmetrise(S) @ B.mT)
     return _coupling(symmetrise(S if T is None else T), N)
+
+
+def coupling_difference(P: Tensor, Q: Tensor, N: Tensor, E: Tensor | None = None) -> Tensor:
+    """Y = C(P; N) - C(Q; N) (..., d, d), C(P; N) the PSD solution of C + C N C = P, without cancellation.
+
+    Y W + W^T Y = P - Q with W = I/2 + N (C(P; N) + C(Q; N)) / 2: linear in E = P - Q, which may be given where
+    it is known better than by subtraction.
+    """
+    mean = 0.5 * (_coupling(P, N) + _coupling(Q, N))
+    return _solve_sylvester(_linear_part(mean, N), symmetrise(P - Q) if E is None else E)
 
 
 def gaussian_transport(S: Tensor, T: Tensor, B: Tensor) -> Tensor:

@@ -72,6 +72,20 @@ def test_near_equal_clouds_are_never_negative(size: float, eps: float) -> None:
     assert value <= 0.5 * ((x - y) ** 2).sum(1).mean() + 1e-13
 
 
+@pytest.mark.parametrize("size", [1e-12, 1e-9, 1e-6, 1e-3])
+def test_near_equal_gaussians(size: float) -> None:
+    """In d = 1, S = s + e: 1/4 e^2 / (1 + 2 s C / eps^2) / eps to leading order, C of the self-coupling."""
+    s, eps = 2.0, 0.3
+    T = np.array([[s * (1 + size)]])
+    h = (1 + np.sqrt(1 + 4 * (s / eps) ** 2)) / 2
+    leading = 0.25 * (T[0, 0] - s) ** 2 / eps / (1 + 2 * (s / eps) ** 2 / h)
+    divergence = SinkhornDivergence(Gaussian(1.0, T), eps)
+    mu = Gaussian(1.0, [[s]])
+    assert divergence.value(mu) == pytest.approx(leading, rel=1e-13 + size)
+    slope = divergence.wasserstein_gradient(mu).M[0, 0]
+    assert slope == pytest.approx(-4 * leading / (T[0, 0] - s), rel=1e-13 + size)
+
+
 def test_a_dirac_against_itself_and_another() -> None:
     one = Particles(np.array([[1.0, 2.0, 3.0]]))
     assert SinkhornDivergence(one, 0.1).value(one) == 0.0

@@ -19,6 +19,7 @@ from ot_transformers import (
     bures_log,
     bures_map,
 )
+from ot_transformers.errors import InvalidInput
 from ot_transformers.metrics import bures_inner, bures_transport
 
 RNG = np.random.default_rng(5)
@@ -247,3 +248,44 @@ def test_function_transforms_of_the_geodesic_agree_with_reverse_mode() -> None:
     reverse = torch.stack([torch.autograd.functional.hessian(f, s) for s in points])
     torch.testing.assert_close(torch.stack([second(s) for s in points]), reverse, rtol=1e-11, atol=0)
     torch.testing.assert_close(torch.func.vmap(second)(points), reverse, rtol=1e-11, atol=0)
+
+
+def test_maps_and_transport_under_vmap_are_the_loop() -> None:
+    S0, S1 = torch.from_numpy(spd(3, 4)), torch.from_numpy(spd(3, 4))
+    X = S0 - S1
+    moved = torch.func.vmap(bures_transport)(S0, S1, X)
+    loop = torch.stack([bures_transport(*members) for members in zip(S0, S1, X, strict=True)])
+    # Steps are shared: the loop's own error, 1e-10 relative.
+    torch.testing.assert_close(moved, loop, rtol=0, atol=1e-9 * float(loop.abs().max()))
+    half = torch.func.vmap(bures_transport, in_dims=(0, None, None))(S0, S1[0], X[0])
+    torch.testing.assert_close(half[1], bures_transport(S0[1], S1[0], X[0]), rtol=0, atol=1e-9)
+    # A singular member beside regular ones, and the map to it leaves its range.
+    L = torch.from_numpy(RNG.normal(size=(3, 2)))
+    S0[0] = L @ L.mT
+    S1[0] = X[1] @ X[1] @ S0[0] @ X[1] @ X[1]
+    T = torch.func.vmap(bures_map)(S0, S1)
+    torch.testing.assert_close(T @ S0 @ T, S1, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(T, torch.stack([bures_map(a, b) for a, b in zip(S0, S1, strict=True)]))
+    mid = torch.func.vmap(lambda a, b: bures_geodesic(a, b, 0.3))(S0, S1)
+    torch.testing.assert_close(mid, bures_geodesic(S0, S1, 0.3), rtol=1e-9, atol=1e-9)
+    slope = torch.func.vmap(torch.func.jacrev(bures_map))(S0[1:], S1[1:])
+    torch.testing.assert_close(slope[0], torch.func.jacrev(bures_map)(S0[1], S1[1]))
+
+
+def test_no_map_is_an_error_under_vmap_too() -> None:
+    S0 = torch.stack([torch.eye(2), torch.diag(torch.tensor([1.0, 0.0]))]).double()
+    with pytest.raises(InvalidInput, match="S0 is singular"):
+        torch.func.vmap(lambda S: bures_map(S, torch.eye(2, dtype=torch.float64)))(S0)
+
+
+@pytest.mark.parametrize("scale", [1e300, 1e-300])
+def test_entries_whose_products_overflow(scale: float) -> None:
+    A, B = spd(3), spd(3)
+    root = np.sqrt(scale)
+    np.testing.assert_allclose(bures_distance(scale * A, scale * B), root * bures_distance(A, B), rtol=1e-13)
+    np.testing.assert_allclose(bures_map(scale * A, scale * B), bures_map(A, B), rtol=1e-11)
+    np.testing.assert_allclose(bures_geodesic(scale * A, scale * B, 0.5), scale * bures_geodesic(A, B, 0.5))
+    S = torch.from_numpy(scale * A).requires_grad_()
+    (g,) = torch.autograd.grad(bures_distance(S, torch.from_numpy(scale * B), squared=True), S)
+    np.testing.assert_allclose(g, np.eye(3) - bures_map(A, B), rtol=1e-11, atol=1e-12)
+    assert bures_distance([[scale]], [[4 * scale]]) == pytest.approx(root, rel=1e-15)

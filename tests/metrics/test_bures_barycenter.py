@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import mpmath
 import numpy as np
 import ot
 import pytest
@@ -110,3 +111,88 @@ def test_no_derivative_at_a_singular_barycentre_is_an_error() -> None:
     with pytest.raises(InvalidInput, match="covs"):
         bures_barycenter(S)
     np.testing.assert_allclose(bures_barycenter(S.detach()), S.detach()[0], atol=1e-14)
+
+
+def exact_barycenter(S: list[mpmath.matrix], w: list[mpmath.mpf]) -> mpmath.matrix:
+    """Fixed-point iteration S <- S^{-1/2} (sum_i w_i (S^{1/2} S_i S^{1/2})^{1/2})^2 S^{-1/2}, to working precision."""
+
+    def power(A: mpmath.matrix, p: float) -> mpmath.matrix:
+        values, Q = mpmath.eigsy(A)
+        return Q * mpmath.diag([x**p for x in values]) * Q.T
+
+    B = mpmath.eye(S[0].rows)
+    while True:
+        root, inverse = power(B, 0.5), power(B, -0.5)
+        mean = mpmath.zeros(B.rows)
+        for A, weight in zip(S, w, strict=True):
+            mean += weight * power(root * A * root, 0.5)
+        new = inverse * mean * mean * inverse
+        if mpmath.norm(new - B) < mpmath.mpf(10) ** (4 - mpmath.mp.dps):
+            return new
+        B = new
+
+
+def test_second_derivatives_in_every_mode_against_40_digits() -> None:
+    rng = np.random.default_rng(3)
+    X, E = rng.normal(size=(2, 3, 3, 3))
+    S, E = X @ np.swapaxes(X, 1, 2) + np.eye(3), E + np.swapaxes(E, 1, 2)
+    w, v = np.array([0.2, 0.3, 0.5]), np.array([0.3, -0.1, -0.2])
+    with mpmath.workdps(40):
+        h = mpmath.mpf(10) ** -9
+        low, mid, high = (
+            exact_barycenter(
+                [
+                    mpmath.matrix(a.tolist()) + t * mpmath.matrix(e.tolist())
+                    for a, e in zip(S, E, strict=True)
+                ],
+                [mpmath.mpf(float(a)) + t * mpmath.mpf(float(b)) for a, b in zip(w, v, strict=True)],
+            )
+            for t in (-h, 0 * h, h)
+        )
+        first = np.array(((high - low) / (2 * h)).tolist(), dtype=float)
+        second = np.array(((high - 2 * mid + low) / h**2).tolist(), dtype=float)
+    Sx, Ex, wx, vx = (torch.from_numpy(a) for a in (S, E, w, v))
+
+    def f(t: torch.Tensor) -> torch.Tensor:
+        return bures_barycenter(Sx + t * Ex, wx + t * vx)
+
+    zero, D = torch.zeros((), dtype=torch.float64), torch.func
+    for slope in (D.jacrev(f)(zero), D.jacfwd(f)(zero)):
+        np.testing.assert_allclose(slope, first, rtol=0, atol=1e-11)
+    curvatures = (
+        D.hessian(f)(zero),
+        D.jacfwd(D.jacfwd(f))(zero),
+        D.jacrev(D.jacrev(f))(zero),
+        D.vmap(D.hessian(f))(zero.expand(2))[1],
+        torch.stack(
+            [torch.autograd.functional.hessian(lambda t, k=k: f(t).reshape(-1)[k], zero) for k in range(9)]
+        ),
+    )
+    for curvature in curvatures:
+        np.testing.assert_allclose(curvature.reshape(3, 3), second, rtol=0, atol=1e-9)
+
+
+def test_second_derivative_of_variances() -> None:
+    # B = (sum_i w_i s_i^{1/2})^2.
+    def f(s: torch.Tensor) -> torch.Tensor:
+        return bures_barycenter(s.reshape(2, 1, 1), [0.5, 0.5])[0, 0]
+
+    s = torch.tensor([1.0, 4.0], dtype=torch.float64)
+    truth = torch.tensor([[-0.25, 0.0625], [0.0625, -0.015625]], dtype=torch.float64)
+    torch.testing.assert_close(torch.func.hessian(f)(s), truth, rtol=1e-13, atol=0)
+    torch.testing.assert_close(torch.autograd.functional.hessian(f, s), truth, rtol=1e-13, atol=0)
+
+
+def test_vmap_is_the_loop_and_says_the_same() -> None:
+    S = torch.from_numpy(spd(3, 2, 4))
+    w = torch.from_numpy(RNG.dirichlet(np.ones(4), size=2))
+    together = torch.func.vmap(bures_barycenter)(S, w)
+    torch.testing.assert_close(together, bures_barycenter(S, w), rtol=0, atol=0)
+    with pytest.warns(NotConverged, match="relative change"):
+        torch.func.vmap(lambda s: bures_barycenter(s, max_iter=2))(S)
+    singular = torch.diag(torch.tensor([1.0, 0.0], dtype=torch.float64)).expand(2, 3, 2, 2)
+    torch.testing.assert_close(
+        torch.func.vmap(bures_barycenter)(singular), singular[:, 0], rtol=0, atol=1e-14
+    )
+    with pytest.raises(InvalidInput, match="no derivative"):
+        torch.func.vmap(torch.func.jacrev(bures_barycenter))(singular)

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from ot_transformers import BuresWasserstein, Gaussian, KLDivergence, SelfTransportEnergy
+from ot_transformers import BuresWasserstein, Gaussian, KLDivergence, SelfTransportEnergy, SquaredWasserstein
 from ot_transformers.energies import Energy
+from ot_transformers.metrics._bures_proximal import exact_rank
 
 RNG = np.random.default_rng(8)
 STANDARD = KLDivergence(Gaussian(np.zeros(3), np.eye(3)))
@@ -149,3 +150,36 @@ def test_single_precision_converges_to_its_own_rounding() -> None:
     assert result.measure.cov.dtype == np.float32
     truth = BuresWasserstein().proximal(STANDARD, mu, 0.3).measure.cov
     np.testing.assert_allclose(result.measure.cov, truth, rtol=0, atol=3e-5)
+
+
+@pytest.mark.parametrize("tau", [1e-6, 1e-10, 1e-14, 1e-17])
+@pytest.mark.parametrize("mobility", [None, D])
+def test_tiny_steps_without_a_covariance_are_solved_to_the_ulp_of_the_mean(tau: float, mobility: Any) -> None:
+    mu = Gaussian([1.0, 1e3, -3.0], np.zeros((3, 3)))
+    energy = Functional(lambda m, S: 0.5 * (m.square().sum(-1) + trace(S)))
+    result = BuresWasserstein(D=mobility).proximal(energy, mu, tau)
+    assert result.converged
+    step = np.linalg.solve(np.eye(3) + tau * (np.eye(3) if mobility is None else mobility), mu.mean)
+    np.testing.assert_allclose(result.measure.mean, step, rtol=0, atol=1e3 * 2e-15)
+    assert bool((result.measure.cov == 0).all())
+
+
+def test_a_covariance_below_the_ulp_of_the_mean_is_solved_for() -> None:
+    mu = Gaussian([1.0, 0.0, 0.0], 1e-30 * np.eye(3))
+    result = BuresWasserstein().proximal(Functional(lambda m, S: 0.5 * trace(S)), mu, 1.0)
+    assert result.converged
+    np.testing.assert_allclose(result.measure.cov, 0.25e-30 * np.eye(3), rtol=1e-8, atol=0)
+
+
+def test_rounding_off_the_range_of_a_singular_covariance_does_not_become_a_direction() -> None:
+    rng = np.random.default_rng(0)
+    L, X = rng.normal(size=(6, 4)), rng.normal(size=(6, 6))
+    mu = Gaussian(np.zeros(6), L @ L.T)
+    factor = exact_rank(mu.factor_t)
+    torch.testing.assert_close(factor @ factor.mT, mu.cov_t, rtol=0, atol=1e-14)
+    assert int((factor == 0).all(0).sum()) == 2
+    energy = SquaredWasserstein(Gaussian(np.zeros(6), X @ X.T))
+    for tau in (3.0, 100.0):
+        assert int(BuresWasserstein().proximal(energy, mu, tau).measure.rank()) == 4
+    wide = torch.cat([factor[:, :4], factor[:, :4]], -1)
+    assert int((exact_rank(wide) == 0).all(0).sum()) == 4

@@ -165,3 +165,15 @@ def test_barycenter_of_gaussians() -> None:
     # First-order condition: sum_i w_i log_center(mu_i) = 0.
     logs = with_d.log(at_d, g)
     np.testing.assert_allclose(np.einsum("i,ijk->jk", w, logs.M), 0, atol=1e-10)
+
+
+@pytest.mark.parametrize("metric", [BuresWasserstein(), Wasserstein(), BuresWasserstein(D=4 * np.eye(2))])
+@pytest.mark.parametrize("size", [1e160, 1e-200])
+def test_means_whose_squares_overflow_or_vanish(metric: Any, size: float) -> None:
+    mu, nu = Gaussian([3 * size, 0.0], np.eye(2)), Gaussian([0.0, -4 * size], np.eye(2))
+    unit = metric.distance(Gaussian([5.0, 0.0], np.eye(2)), Gaussian([0.0, 0.0], np.eye(2)))
+    assert metric.distance(mu, nu) == pytest.approx(size * unit, rel=1e-15)
+    m = torch.tensor([3 * size, 0.0], dtype=torch.float64, requires_grad=True)
+    value = metric.distance(Gaussian(m, torch.eye(2, dtype=torch.float64)), nu)
+    (g,) = torch.autograd.grad(value, m)
+    np.testing.assert_allclose(g, np.array([0.6, 0.8]) * unit / 5, rtol=1e-14)
