@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..arrays import check_choice, check_count, check_positive, common_kind
+from ..arrays import check_choice, check_count, check_positive, common_kind, to_kind
 from ..energies import Energy
 from ..errors import InvalidInput, NotConverged
 from ..measures import Gaussian, Measure, Particles, as_measure
@@ -225,7 +225,9 @@ def _members(
         means.reshape(*shape, -1), factor=factors.reshape(*shape, *factors.shape[-2:]), kind=mu.kind
     )
     before, after = (
-        np.array([getattr(r, name) for r in results], dtype=float).reshape(shape)
+        to_kind(
+            torch.tensor([getattr(r, name) for r in results], dtype=torch.float64).reshape(shape), mu.kind
+        )
         for name in ("energy_before", "energy_after")
     )
     return ProximalResult(
@@ -233,8 +235,8 @@ def _members(
         converged=all(r.converged for r in results),
         gradient_norm=max(r.gradient_norm for r in results),
         n_iter=max(r.n_iter for r in results),
-        energy_before=before,  # type: ignore[arg-type]
-        energy_after=after,  # type: ignore[arg-type]
+        energy_before=before,
+        energy_after=after,
     )
 
 
