@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -54,6 +56,7 @@ class InteractionEnergy(Energy):
     """
 
     A = ArrayView("The interaction matrix, (..., d, d).")
+    parameters: ClassVar[Mapping[str, int]] = {"A_t": 2}
 
     def __init__(self, A: ArrayLike) -> None:
         self.A_t, self.kind = as_matrix(A, "A", square=True, keep=True)

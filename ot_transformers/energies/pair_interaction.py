@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -22,15 +24,16 @@ class PairInteraction(Energy):
 
     Parameters
     ----------
-    A : array (d, d)
+    A : array (..., d, d)
         The interaction matrix, any square one.
     """
 
     A = ArrayView("The interaction matrix, (..., d, d).")
+    parameters: ClassVar[Mapping[str, int]] = {"A_t": 2}
 
     def __init__(self, A: ArrayLike) -> None:
         self.A_t, self.kind = as_matrix(A, "A", square=True, keep=True)
-        self.dim = int(self.A_t.shape[-1])
+        self.dim, self.batch_shape = int(self.A_t.shape[-1]), tuple(self.A_t.shape[:-2])
 
     @abstractmethod
     def phi(self, s: Tensor) -> Tensor:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from torch import Tensor
 
 from ..arrays import ArrayLike, ArrayView, as_matrix, cast_like, check_count, check_positive, readable
@@ -57,12 +60,13 @@ class SelfTransportEnergy(Energy):
     """
 
     A = ArrayView("Bilinear form, (..., d, d).")
+    parameters: ClassVar[Mapping[str, int]] = {"A_t": 2}
 
     def __init__(self, A: ArrayLike, eps: float = 1.0, *, tol: float = 1e-9, max_iter: int = 5_000) -> None:
         self.A_t, self.kind = as_matrix(A, "A", square=True, keep=True)
         self.eps = check_positive(eps, "eps")
         self.tol, self.max_iter = check_positive(tol, "tol"), check_count(max_iter, "max_iter")
-        self.dim = int(self.A_t.shape[-1])
+        self.dim, self.batch_shape = int(self.A_t.shape[-1]), tuple(self.A_t.shape[:-2])
 
     finite_on_gaussians = True
 

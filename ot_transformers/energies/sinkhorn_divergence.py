@@ -73,6 +73,7 @@ class SinkhornDivergence(Energy):
         self.eps = check_positive(eps, "eps")
         self.tol, self.max_iter = check_positive(tol, "tol"), check_count(max_iter, "max_iter")
         self.kind, self.dim = self.target.kind, self.target.dim
+        self.batch_shape = self.target.batch_shape
 
     def raw_particles(self, x: Tensor, weights: Tensor) -> Tensor:
         """The divergence of two clouds, (...)."""
