@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from numbers import Integral, Real
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NoReturn, TypeAlias
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from .errors import InvalidInput
 __all__ = [
     "Array",
     "ArrayLike",
+    "ArrayView",
     "Kind",
     "as_matrix",
     "as_scalar",
@@ -38,7 +39,9 @@ __all__ = [
     "describe",
     "make_generator",
     "readable",
+    "tensor_of",
     "to_kind",
+    "view_of",
 ]
 
 ArrayLike: TypeAlias = "np.ndarray[Any, Any] | Tensor | Sequence[Any] | float"
@@ -66,12 +69,13 @@ def readable(t: Tensor) -> bool:
 
 
 def as_tensor(
-    value: ArrayLike, name: str, *, ndim: int | None = None, min_ndim: int = 0, copy: bool = True
+    value: ArrayLike, name: str, *, ndim: int | None = None, min_ndim: int = 0, keep: bool = False
 ) -> tuple[Tensor, Kind]:
     """Convert one argument to a real floating tensor, and say which kind it came as.
 
     Lists, integers and booleans become float64; float32 and float64 stay; NumPy data are copied, so that
-    nobody's array is shared or written. Autograd history of a tensor is kept.
+    nobody's array is shared or written. Autograd history of a tensor is kept. With `keep`, for an object that
+    keeps the argument, a tensor is cloned too: written to later by its owner, it does not change the object.
 
     Raises
     ------
@@ -89,7 +93,7 @@ def as_tensor(
         if t.layout != torch.strided:
             raise InvalidInput(f"{name} must be a dense tensor, got layout {t.layout}")
     else:
-        t = _tensor_of_numpy(value, name, copy)
+        t = _tensor_of_numpy(value, name)
     if t.dtype not in (torch.float32, torch.float64):
         raise InvalidInput(f"{name} must be float32 or float64, got {describe(value)}")
     if ndim is not None and t.ndim != ndim:
@@ -99,10 +103,10 @@ def as_tensor(
     if t.numel() == 0:
         raise InvalidInput(f"{name} is empty: shape {tuple(t.shape)}")
     check_finite(t, name)
-    return t, kind
+    return (t.clone() if keep and t is value else t), kind
 
 
-def _tensor_of_numpy(value: Any, name: str, copy: bool) -> Tensor:
+def _tensor_of_numpy(value: Any, name: str) -> Tensor:
     if isinstance(value, list | tuple) and any(isinstance(v, Tensor) for v in value):
         raise InvalidInput(f"{name} is a {type(value).__name__} of tensors: stack it first (torch.stack)")
     try:
@@ -117,8 +121,15 @@ def _tensor_of_numpy(value: Any, name: str, copy: bool) -> Tensor:
         raise InvalidInput(f"{name} must be a numeric array, got {describe(value)}")
     if a.dtype.newbyteorder("=") not in (np.dtype(np.float32), np.dtype(np.float64)):
         raise InvalidInput(f"{name} must be float32 or float64, got {describe(a)}")
-    a = np.array(a, dtype=a.dtype.newbyteorder("="), copy=True if copy else None, order="C")
+    a = np.array(a, dtype=a.dtype.newbyteorder("="), copy=True, order="C")
     return torch.from_numpy(a)
+
+
+def tensor_of(value: Any) -> Tensor:
+    """A tensor of numbers known to be right; a read-only array (a view of an object) is copied."""
+    if isinstance(value, np.ndarray) and not value.flags.writeable:
+        value = value.copy()
+    return torch.as_tensor(value)
 
 
 def to_kind(t: Tensor, kind: Kind) -> Array:
@@ -127,6 +138,42 @@ def to_kind(t: Tensor, kind: Kind) -> Array:
         return t
     a = t.detach().cpu().numpy()
     return a if a.ndim else a[()]
+
+
+def view_of(t: Tensor, kind: Kind) -> Array:
+    """Show a tensor that an object keeps: `to_kind`, read-only for NumPy, so that nobody writes through it.
+
+    Nothing is copied. A torch user gets the tensor itself, with its history: tensors cannot be read-only.
+    """
+    a = to_kind(t, kind)
+    if isinstance(a, np.ndarray):
+        a.flags.writeable = False
+    return a
+
+
+class ArrayView:
+    """The public face of a tensor that an object keeps: `A = ArrayView("...")` shows `self.A_t` by `view_of`.
+
+    Parameters
+    ----------
+    doc : str
+        What it is, with its shape.
+    """
+
+    def __init__(self, doc: str) -> None:
+        self.__doc__ = doc
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Array:
+        if instance is None:
+            return self
+        t: Tensor | None = getattr(instance, f"{self.name}_t")
+        return None if t is None else view_of(t, instance.kind)
+
+    def __set__(self, instance: Any, value: object) -> NoReturn:
+        raise AttributeError(f"{type(instance).__name__}.{self.name} is read-only: build a new one")
 
 
 def common_kind(*things: object) -> Kind:
@@ -144,9 +191,11 @@ def cast_like(t: Tensor, like: Tensor, name: str) -> Tensor:
     return t if t.dtype == like.dtype else t.to(like.dtype)
 
 
-def as_matrix(value: ArrayLike, name: str, *, square: bool = False) -> tuple[Tensor, Kind]:
+def as_matrix(
+    value: ArrayLike, name: str, *, square: bool = False, keep: bool = False
+) -> tuple[Tensor, Kind]:
     """Convert an argument to a (batch of) matrices; a scalar is read as the 1 x 1 matrix."""
-    t, kind = as_tensor(value, name)
+    t, kind = as_tensor(value, name, keep=keep)
     if t.ndim == 0:
         t = t.reshape(1, 1)
     if t.ndim < 2:

@@ -36,7 +36,8 @@ class Attention(ABC):
     """A map mu -> Gamma_mu, the velocity field of the Transformer PDE d/dt mu + div(mu Gamma_mu) = 0.
 
     A new kind is one class with `raw_rows` (the formula on a block of points, tensors in and out) and, where
-    it keeps Gaussian laws Gaussian, `raw_affine`. Kinds with a faster way override `raw_velocity`.
+    it keeps Gaussian laws Gaussian, `raw_affine`. Kinds with a faster way override `raw_velocity`. Parameters are
+    kept as tensors `A_t`; `A = ArrayView("...")` in the class shows them in the kind they were given.
     """
 
     kind: Kind = "numpy"
@@ -91,6 +92,7 @@ class Attention(ABC):
         one = copy.copy(self)
         one.batch_shape = ()
         for name, ndim in self.parameters.items():
+            name = f"{name}_t" if hasattr(self, f"{name}_t") else name
             value: Tensor = getattr(self, name)
             setattr(one, name, value.expand(*batch_shape, *value.shape[value.ndim - ndim :])[index])
         return one
@@ -180,7 +182,7 @@ class Attention(ABC):
 
 def parameter(value: ArrayLike, name: str, *, square: bool = True) -> tuple[Tensor, Kind]:
     """Validate one parameter matrix of an attention, (..., d, d) (or (..., k, d) where not square)."""
-    return as_matrix(value, name, square=square)
+    return as_matrix(value, name, square=square, keep=True)
 
 
 def score_matrix(Q: ArrayLike, K: ArrayLike, scale: Any = 1.0) -> Tensor:

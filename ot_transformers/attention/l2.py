@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ..arrays import ArrayLike, broadcast_batch, cast_like, check_positive, common_kind
+from ..arrays import ArrayLike, ArrayView, broadcast_batch, cast_like, check_positive, common_kind
 from ..numerics.streaming import attend, attend_sorted, exponentials
 from .base import Attention, check_pair, parameter, query_key, spectral_norm
 from .bounds import AttentionBounds
@@ -45,11 +45,18 @@ class L2Attention(Attention):
 
     parameters: ClassVar[Mapping[str, int]] = {"Q": 2, "K": 2, "V": 2}
 
+    Q = ArrayView("Query matrix, (..., k, d).")
+    K = ArrayView("Key matrix, (..., k, d).")
+    V = ArrayView("Value matrix, (..., d, d).")
+    A = ArrayView("K^T Q, the bilinear part of half the score, (..., d, d).")
+
     def __init__(self, Q: ArrayLike, K: ArrayLike, V: ArrayLike) -> None:
-        self.Q, self.K = query_key(Q, K)
-        self.V, _ = parameter(V, "V")
-        self.dim, _ = check_pair(self.K, self.V, "K")
-        self.batch_shape = broadcast_batch([t.shape[:-2] for t in (self.Q, self.K, self.V)], ["Q", "K", "V"])
+        self.Q_t, self.K_t = query_key(Q, K)
+        self.V_t, _ = parameter(V, "V")
+        self.dim, _ = check_pair(self.K_t, self.V_t, "K")
+        self.batch_shape = broadcast_batch(
+            [t.shape[:-2] for t in (self.Q_t, self.K_t, self.V_t)], ["Q", "K", "V"]
+        )
         self.kind = common_kind(Q, K, V)
 
     @classmethod
@@ -62,9 +69,9 @@ class L2Attention(Attention):
         return self
 
     @property
-    def A(self) -> Tensor:
-        """K^T Q, the bilinear part of half the score."""
-        return self.K.mT @ self.Q
+    def A_t(self) -> Tensor:
+        """K^T Q as a tensor."""
+        return self.K_t.mT @ self.Q_t
 
     def raw_field(self, points: Tensor, x: Tensor, weights: Tensor) -> Tensor:
         """Streaming, through the fused kernel."""
@@ -81,7 +88,7 @@ class L2Attention(Attention):
 
     def _centred(self, points: Tensor, x: Tensor, weights: Tensor) -> tuple[Tensor, ...]:
         """-|Qx - Ky|^2 is 2 <Qx - Kc, K(y - c)> - |K(y - c)|^2 up to a function of x; c is the mean."""
-        Q, K, V = (cast_like(t, x, n) for t, n in ((self.Q, "Q"), (self.K, "K"), (self.V, "V")))
+        Q, K, V = (cast_like(t, x, n) for t, n in ((self.Q_t, "Q"), (self.K_t, "K"), (self.V_t, "V")))
         centre = (weights.unsqueeze(-1) * x).sum(-2, keepdim=True)
         y = x - centre
         key = y @ K.mT
@@ -100,7 +107,7 @@ class L2Attention(Attention):
 
     def raw_affine(self, mean: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
         """(V (m + 2 P K^T (Q - K) m), 2 V P K^T Q)."""
-        Q, K, V = (cast_like(t, factor, n) for t, n in ((self.Q, "Q"), (self.K, "K"), (self.V, "V")))
+        Q, K, V = (cast_like(t, factor, n) for t, n in ((self.Q_t, "Q"), (self.K_t, "K"), (self.V_t, "V")))
         KL = K @ factor
         r = KL.shape[-1]
         eye = torch.eye(r, dtype=KL.dtype, device=KL.device).expand(*KL.shape[:-2], r, r)
@@ -115,7 +122,7 @@ class L2Attention(Attention):
 
     def bounds(self, radius: float) -> AttentionBounds:
         """|V| R, 2|V||A| R^2 and |V| (1 + 4(|A| + |K|^2) R^2) e^{4|A| R^2 + |K|^2 R^2}, A = K^T Q."""
-        a, k, v = spectral_norm(self.A, "A"), spectral_norm(self.K, "K"), spectral_norm(self.V, "V")
+        a, k, v = spectral_norm(self.A_t, "A"), spectral_norm(self.K_t, "K"), spectral_norm(self.V_t, "V")
         r2 = radius**2
         lip = v * (1 + 4 * (a + k * k) * r2) * math.exp(4 * a * r2 + k * k * r2)
         return AttentionBounds(v * radius, 2 * v * a * r2, lip)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arrays import ArrayLike, cast_like, common_kind
+from ..arrays import ArrayLike, ArrayView, cast_like, common_kind
 from .base import Attention, check_pair, parameter, score_matrix, spectral_norm
 from .bounds import AttentionBounds
 
@@ -41,10 +41,13 @@ class LinearAttention(Attention):
     Castin, Ablin, Carrillo, Peyré, arXiv 2501.18322, section 2.
     """
 
+    A = ArrayView("Score matrix, (..., d, d).")
+    V = ArrayView("Value matrix, (..., d, d).")
+
     def __init__(self, A: ArrayLike, V: ArrayLike) -> None:
-        self.A, _ = parameter(A, "A")
-        self.V, _ = parameter(V, "V")
-        self.dim, self.batch_shape = check_pair(self.A, self.V)
+        self.A_t, _ = parameter(A, "A")
+        self.V_t, _ = parameter(V, "V")
+        self.dim, self.batch_shape = check_pair(self.A_t, self.V_t)
         self.kind = common_kind(A, V)
 
     @classmethod
@@ -56,7 +59,7 @@ class LinearAttention(Attention):
 
     def raw_field(self, points: Tensor, x: Tensor, weights: Tensor) -> Tensor:
         """Through the second moment, O(n d^2) operations."""
-        A, V = cast_like(self.A, x, "A"), cast_like(self.V, x, "V")
+        A, V = cast_like(self.A_t, x, "A"), cast_like(self.V_t, x, "V")
         moment = (weights.unsqueeze(-1) * x).mT @ x
         return points @ (V @ moment @ A).mT
 
@@ -64,7 +67,7 @@ class LinearAttention(Attention):
         """Blocks of tokens: the second moment of what came before, and the pairs within the block."""
         if s is not None:
             return None
-        A, V = cast_like(self.A, x, "A"), cast_like(self.V, x, "V")
+        A, V = cast_like(self.A_t, x, "A"), cast_like(self.V_t, x, "V")
         query = x @ A.mT
         moment = x.new_zeros(x.shape[-1], x.shape[-1])
         parts = []
@@ -77,17 +80,17 @@ class LinearAttention(Attention):
 
     def raw_rows(self, points: Tensor, x: Tensor, weights: Tensor) -> Tensor:
         """V sum_j w_ij y_j (y_j^T A x_i)."""
-        A, V = cast_like(self.A, x, "A"), cast_like(self.V, x, "V")
+        A, V = cast_like(self.A_t, x, "A"), cast_like(self.V_t, x, "V")
         return (weights * (points @ A.mT @ x.mT)) @ x @ V.mT
 
     def raw_affine(self, mean: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
         """(M m, M) with M = V (S + m m^T) A."""
-        A, V = cast_like(self.A, factor, "A"), cast_like(self.V, factor, "V")
+        A, V = cast_like(self.A_t, factor, "A"), cast_like(self.V_t, factor, "V")
         m = mean.unsqueeze(-1)
         M = V @ (factor @ (factor.mT @ A) + m @ (m.mT @ A))
         return (M @ m).squeeze(-1), M
 
     def bounds(self, radius: float) -> AttentionBounds:
         """|V||A| R^3, |V||A| R^2 and 2|V||A| R^2."""
-        c = spectral_norm(self.A, "A") * spectral_norm(self.V, "V") * radius**2
+        c = spectral_norm(self.A_t, "A") * spectral_norm(self.V_t, "V") * radius**2
         return AttentionBounds(c * radius, c, 2 * c)

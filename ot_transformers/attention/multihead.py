@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..arrays import ArrayLike, broadcast_batch, cast_like, common_kind, describe
+from ..arrays import Array, ArrayLike, broadcast_batch, cast_like, common_kind, describe, view_of
 from ..errors import InvalidInput
 from ..measures import Particles
 from .base import Attention, Field, parameter, spectral_norm
@@ -50,22 +50,27 @@ class MultiHeadAttention(Attention):
             raise InvalidInput(f"heads must act on one dimension, got {sorted(dims)}")
         self.heads = tuple(heads)
         self.dim = next(iter(dims), None)
-        self.outputs: tuple[Tensor, ...] | None = None
+        self.outputs_t: tuple[Tensor, ...] | None = None
         if outputs is not None:
             if not hasattr(outputs, "__len__") or len(outputs) != len(heads):
                 raise InvalidInput(
                     f"outputs must be {len(heads)} matrices, one a head, got {describe(outputs)}"
                 )
-            self.outputs = tuple(parameter(W, "outputs")[0] for W in outputs)
-            self.dim = int(self.outputs[0].shape[-1]) if self.dim is None else self.dim
-            wrong = {int(W.shape[-1]) for W in self.outputs} - {self.dim}
+            self.outputs_t = tuple(parameter(W, "outputs")[0] for W in outputs)
+            self.dim = int(self.outputs_t[0].shape[-1]) if self.dim is None else self.dim
+            wrong = {int(W.shape[-1]) for W in self.outputs_t} - {self.dim}
             if wrong:
                 raise InvalidInput(f"outputs act on dimension {sorted(wrong)}, heads on {self.dim}")
-        batches = [h.batch_shape for h in heads] + [tuple(W.shape[:-2]) for W in self.outputs or ()]
+        batches = [h.batch_shape for h in heads] + [tuple(W.shape[:-2]) for W in self.outputs_t or ()]
         names = [f"heads[{i}]" for i in range(len(heads))] + [f"outputs[{i}]" for i in range(len(heads))]
         self.batch_shape = broadcast_batch(batches, names[: len(batches)])
         self.kind = common_kind(*heads, *(() if outputs is None else outputs))
         self.maskable = all(h.maskable for h in heads)  # type: ignore[misc]
+
+    @property
+    def outputs(self) -> tuple[Array, ...] | None:
+        """The matrices W_h, (..., d, d) each; None for the identity."""
+        return None if self.outputs_t is None else tuple(view_of(W, self.kind) for W in self.outputs_t)
 
     def raw_velocity(self, x: Tensor, weights: Tensor) -> Tensor:
         """Sum over heads, each by its own fastest way."""
@@ -88,7 +93,7 @@ class MultiHeadAttention(Attention):
 
     def member(self, index: tuple[int, ...], batch_shape: tuple[int, ...]) -> MultiHeadAttention:
         """The heads and outputs of one member of a batch."""
-        outputs = self.outputs and [W.expand(*batch_shape, *W.shape[-2:])[index] for W in self.outputs]
+        outputs = self.outputs_t and [W.expand(*batch_shape, *W.shape[-2:])[index] for W in self.outputs_t]
         return MultiHeadAttention([h.member(index, batch_shape) for h in self.heads], outputs)
 
     @property
@@ -105,7 +110,7 @@ class MultiHeadAttention(Attention):
         """Sum of the heads' bounds, scaled by |W_h|."""
         total = AttentionBounds(0.0, 0.0, 0.0)
         for i, h in enumerate(self.heads):
-            norm = 1.0 if self.outputs is None else spectral_norm(self.outputs[i], "outputs")
+            norm = 1.0 if self.outputs_t is None else spectral_norm(self.outputs_t[i], "outputs")
             total = total + h.bounds(radius).scaled(norm)
         return total
 
@@ -113,8 +118,8 @@ class MultiHeadAttention(Attention):
         """sum_h W_h v_h of the heads' velocities (..., n, d)."""
         total = None
         for i, part in enumerate(parts):
-            if self.outputs is not None:
-                part = part @ cast_like(self.outputs[i], part, "outputs").mT
+            if self.outputs_t is not None:
+                part = part @ cast_like(self.outputs_t[i], part, "outputs").mT
             total = part if total is None else total + part
         assert total is not None
         return total

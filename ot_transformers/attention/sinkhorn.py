@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..arrays import (
     ArrayLike,
+    ArrayView,
     as_scalar,
     broadcast_batch,
     cast_like,
@@ -66,17 +67,22 @@ class SinkhornAttention(Attention):
     [-0.761594, 0.761594]
     """
 
+    A = ArrayView("Score matrix, (..., d, d).")
+    V = ArrayView("Value matrix, (..., d, d).")
+
     def __init__(
         self, A: ArrayLike, V: ArrayLike, eps: float = 1.0, *, tol: float = 1e-9, max_iter: int = 5_000
     ) -> None:
-        self.A, _ = parameter(A, "A")
-        self.V, _ = parameter(V, "V")
+        self.A_t, _ = parameter(A, "A")
+        self.V_t, _ = parameter(V, "V")
         self.eps = check_positive(eps, "eps")
         self.tol, self.max_iter = check_positive(tol, "tol"), check_count(max_iter, "max_iter")
-        if self.A.shape[-1] != self.V.shape[-1]:
-            raise InvalidInput(f"A acts on dimension {self.A.shape[-1]}, V on dimension {self.V.shape[-1]}")
-        self.batch_shape = broadcast_batch([self.A.shape[:-2], self.V.shape[:-2]], ["A", "V"])
-        self.dim, self.kind = int(self.A.shape[-1]), common_kind(A, V)
+        if self.A_t.shape[-1] != self.V_t.shape[-1]:
+            raise InvalidInput(
+                f"A acts on dimension {self.A_t.shape[-1]}, V on dimension {self.V_t.shape[-1]}"
+            )
+        self.batch_shape = broadcast_batch([self.A_t.shape[:-2], self.V_t.shape[:-2]], ["A", "V"])
+        self.dim, self.kind = int(self.A_t.shape[-1]), common_kind(A, V)
 
     @classmethod
     def from_qkv(
@@ -112,7 +118,7 @@ class SinkhornAttention(Attention):
         return blockwise(self._rows, (points,), (x, log_v.unsqueeze(-2)))
 
     def _rows(self, points: Tensor, x: Tensor, log_v: Tensor) -> Tensor:
-        A, V = cast_like(self.A, x, "A"), cast_like(self.V, x, "V")
+        A, V = cast_like(self.A_t, x, "A"), cast_like(self.V_t, x, "V")
         return torch.softmax(points @ (A / self.eps).mT @ x.mT + log_v, -1) @ x @ V.mT
 
     def raw_velocity(self, x: Tensor, weights: Tensor) -> Tensor:
@@ -121,7 +127,7 @@ class SinkhornAttention(Attention):
 
     def raw_affine(self, mean: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
         """(V m, V C A / eps), C from the factor."""
-        A, V = cast_like(self.A, factor, "A"), cast_like(self.V, factor, "V")
+        A, V = cast_like(self.A_t, factor, "A"), cast_like(self.V_t, factor, "V")
         B = A / self.eps
         C = coupling_covariance_of_factor(factor, B)
         return (V @ mean.unsqueeze(-1)).squeeze(-1), V @ C @ B
@@ -148,13 +154,13 @@ class SinkhornAttention(Attention):
         memory: SolverMemory | None = None,
     ) -> SinkhornResult:
         """The coupling of the cloud with itself: potentials, marginal errors, value (trusts its caller)."""
-        A = cast_like(self.A, x, "A")
+        A = cast_like(self.A_t, x, "A")
         options: dict[str, Any] = {"tol": self.tol, "max_iter": self.max_iter, "warm": warm, "memory": memory}
         return sinkhorn(x, weights, x, weights, A, self.eps, symmetric=self._symmetric, **options)
 
     @property
     def _symmetric(self) -> bool:
-        return readable(self.A) and bool((self.A.detach() == self.A.detach().mT).all())
+        return readable(self.A_t) and bool((self.A_t.detach() == self.A_t.detach().mT).all())
 
     def _velocity(self, result: SinkhornResult, x: Tensor) -> Tensor:
-        return barycentre(result) @ cast_like(self.V, x, "V").mT
+        return barycentre(result) @ cast_like(self.V_t, x, "V").mT

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..arrays import ArrayLike, cast_like, common_kind
+from ..arrays import ArrayLike, ArrayView, cast_like, common_kind
 from ..numerics.streaming import attend, attend_sorted, exponentials
 from .base import Attention, check_pair, parameter, score_matrix, spectral_norm
 from .bounds import AttentionBounds
@@ -49,10 +49,13 @@ class SoftmaxAttention(Attention):
     [-0.964028, 0.964028]
     """
 
+    A = ArrayView("Score matrix, (..., d, d).")
+    V = ArrayView("Value matrix, (..., d, d).")
+
     def __init__(self, A: ArrayLike, V: ArrayLike) -> None:
-        self.A, _ = parameter(A, "A")
-        self.V, _ = parameter(V, "V")
-        self.dim, self.batch_shape = check_pair(self.A, self.V)
+        self.A_t, _ = parameter(A, "A")
+        self.V_t, _ = parameter(V, "V")
+        self.dim, self.batch_shape = check_pair(self.A_t, self.V_t)
         self.kind = common_kind(A, V)
 
     @classmethod
@@ -83,19 +86,19 @@ class SoftmaxAttention(Attention):
 
     def _centred(self, points: Tensor, x: Tensor, weights: Tensor) -> tuple[Tensor, ...]:
         """Centred keys: their scores are small, and differ by a function of the query alone."""
-        A, V = cast_like(self.A, x, "A"), cast_like(self.V, x, "V")
+        A, V = cast_like(self.A_t, x, "A"), cast_like(self.V_t, x, "V")
         centre = (weights.unsqueeze(-1) * x).sum(-2, keepdim=True)
         return points @ A.mT, x - centre, centre, V
 
     def raw_affine(self, mean: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
         """(V (m + S A m), V S A)."""
-        A, V = cast_like(self.A, factor, "A"), cast_like(self.V, factor, "V")
+        A, V = cast_like(self.A_t, factor, "A"), cast_like(self.V_t, factor, "V")
         SA = factor @ (factor.mT @ A)
         m = mean.unsqueeze(-1)
         return (V @ (m + SA @ m)).squeeze(-1), V @ SA
 
     def bounds(self, radius: float) -> AttentionBounds:
         """|V| R, |V||A| R^2 and |V| (1 + 2|A| R^2) e^{2|A| R^2}."""
-        a, v = spectral_norm(self.A, "A"), spectral_norm(self.V, "V")
+        a, v = spectral_norm(self.A_t, "A"), spectral_norm(self.V_t, "V")
         u = a * radius**2
         return AttentionBounds(v * radius, v * u, v * (1 + 2 * u) * math.exp(2 * u))

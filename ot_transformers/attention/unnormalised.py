@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arrays import ArrayLike, cast_like, common_kind
+from ..arrays import ArrayLike, ArrayView, cast_like, common_kind
 from ..numerics.streaming import exponentials
 from .base import Attention, check_pair, parameter, score_matrix, spectral_norm
 from .bounds import AttentionBounds
@@ -42,10 +42,13 @@ class UnnormalisedAttention(Attention):
     Castin, Ablin, Carrillo, Peyré, arXiv 2501.18322, sections 2 and 3.
     """
 
+    A = ArrayView("Score matrix, (..., d, d).")
+    V = ArrayView("Value matrix, (..., d, d).")
+
     def __init__(self, A: ArrayLike, V: ArrayLike) -> None:
-        self.A, _ = parameter(A, "A")
-        self.V, _ = parameter(V, "V")
-        self.dim, self.batch_shape = check_pair(self.A, self.V)
+        self.A_t, _ = parameter(A, "A")
+        self.V_t, _ = parameter(V, "V")
+        self.dim, self.batch_shape = check_pair(self.A_t, self.V_t)
         self.kind = common_kind(A, V)
 
     @classmethod
@@ -57,7 +60,7 @@ class UnnormalisedAttention(Attention):
 
     def raw_rows(self, points: Tensor, x: Tensor, weights: Tensor) -> Tensor:
         """V sum_j w_ij y_j e^{y_j^T A x_i}."""
-        A, V = cast_like(self.A, x, "A"), cast_like(self.V, x, "V")
+        A, V = cast_like(self.A_t, x, "A"), cast_like(self.V_t, x, "V")
         shift, e = exponentials(points @ A.mT @ x.mT, weights)
         value = e @ x @ V.mT
         # e^c in two halves: e^c alone overflows before the product does. And a 0 stays 0, not inf * 0.
@@ -66,6 +69,6 @@ class UnnormalisedAttention(Attention):
 
     def bounds(self, radius: float) -> AttentionBounds:
         """|V| R e^{|A| R^2}, |V||A| R^2 e^{|A| R^2} and |V| (1 + |A| R^2) e^{|A| R^2}."""
-        u, v = spectral_norm(self.A, "A") * radius**2, spectral_norm(self.V, "V")
+        u, v = spectral_norm(self.A_t, "A") * radius**2, spectral_norm(self.V_t, "V")
         e = math.exp(u)
         return AttentionBounds(v * radius * e, v * u * e, v * (1 + u) * e)

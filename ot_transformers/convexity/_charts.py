@@ -197,7 +197,7 @@ def chart_at(metric: Any, measure: Measure) -> tuple[Chart, Kind]:
     if isinstance(metric, Wasserstein | BuresWasserstein):
         if isinstance(metric, Wasserstein) and metric.p != 2:
             raise InvalidInput(f"metric must have p = 2 to be Riemannian, got p = {metric.p:g}")
-        D = None if metric.D is None else torch.as_tensor(metric.D)
+        D = metric.D_t
         if D is not None and D.shape[-1] != mu.dim:
             raise InvalidInput(f"measure has dimension {mu.dim}, metric acts on dimension {D.shape[-1]}")
         return (GaussianChart(mu, D) if isinstance(mu, Gaussian) else WassersteinChart(mu, D)), kind

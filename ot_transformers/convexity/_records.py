@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
+from ..arrays import tensor_of
 from ..energies import Energy, InteractionEnergy, KLDivergence, ScaledEnergy, SelfTransportEnergy
 from ..errors import InvalidInput
 from ..measures import Gaussian
@@ -125,4 +125,4 @@ def write_atomically(path: str | Path, data: bytes) -> Path:
 
 
 def _array(value: Any) -> np.ndarray[Any, Any]:
-    return np.asarray(torch.as_tensor(value).detach().cpu().numpy())
+    return np.asarray(tensor_of(value).detach().cpu().numpy())

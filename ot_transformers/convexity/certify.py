@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..arrays import as_scalar, check_choice, check_count
+from ..arrays import as_scalar, check_choice, check_count, tensor_of
 from ..energies import (
     Energy,
     Entropy,
@@ -67,7 +67,7 @@ def _certified(witness: Witness, bits: int, precision: int) -> Certificate:
     if isinstance(witness.measure, Gaussian):
         raise _Cannot("witness is a Gaussian: certificates are about clouds, whose points can be rational")
     cloud = as_particles(witness.measure, "witness.measure")
-    direction = torch.as_tensor(witness.direction)
+    direction = tensor_of(witness.direction)
     if isinstance(witness.metric, TwistedWasserstein):
         return certify_hessian(
             witness.energy, witness.metric, cloud, direction, bits=bits, precision=precision
@@ -199,7 +199,7 @@ def certify_hessian(
         raise InvalidInput(f"metric must be a TwistedWasserstein, got {type(metric).__name__}")
     terms = _terms(energy, cloud.dim)
     _check_options(bits, precision)
-    v = torch.as_tensor(direction).detach().double()
+    v = tensor_of(direction).detach().double()
     if v.shape != cloud.x_t.shape:
         raise InvalidInput(f"direction must have shape {tuple(cloud.x_t.shape)}, got {tuple(v.shape)}")
     if not float(v.abs().max()) > 0:
@@ -296,7 +296,7 @@ def _cloud(measure: Measure, name: str) -> Particles:
 
 
 def _numpy(value: Any) -> np.ndarray[Any, Any]:
-    return np.asarray(torch.as_tensor(value).detach().cpu().double())
+    return np.asarray(tensor_of(value).detach().cpu().double())
 
 
 def _exact(M: np.ndarray[Any, Any]) -> list[Vector]:

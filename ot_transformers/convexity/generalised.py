@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..arrays import common_kind
+from ..arrays import common_kind, tensor_of
 from ..errors import InvalidInput
 from ..measures import Gaussian, Measure, Particles, as_measure, check_same_dim
 from ..metrics import bures_map
@@ -72,7 +72,7 @@ class GeneralisedGeodesic(Curve):
 
     def _of_gaussians(self, o: Gaussian, a: Gaussian, b: Gaussian) -> None:
         self._S: Tensor | None = o.cov_t
-        self._x0, self._x1 = (torch.as_tensor(bures_map(o.cov_t, g.cov_t)) for g in (a, b))
+        self._x0, self._x1 = (tensor_of(bures_map(o.cov_t, g.cov_t)) for g in (a, b))
         self._m0, self._m1 = torch.broadcast_tensors(a.mean_t, b.mean_t)
         self._x0, self._x1 = torch.broadcast_tensors(self._x0, self._x1)
         dM = self._x1 - self._x0

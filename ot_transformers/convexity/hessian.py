@@ -53,7 +53,7 @@ class RiemannianHessian:
 
     def __init__(self, energy: Energy, chart: Chart, kind: Kind, measure: Measure) -> None:
         self.energy, self.measure, self.kind = energy, measure, kind
-        self.chart = chart
+        self.raw_chart = chart
         self.dim = chart.size
         with torch.enable_grad():
             self._u = torch.zeros(chart.size, dtype=chart.dtype, device=chart.device, requires_grad=True)
@@ -80,17 +80,17 @@ class RiemannianHessian:
         InvalidInput
             A tangent of another shape, or a field on a Gaussian that is no gradient.
         """
-        u = self.raw_matvec(self.chart.coordinates(v))
-        return self.chart.wrap(self.chart.tangent(u), self._kind_of(v))
+        u = self.raw_matvec(self.raw_chart.coordinates(v))
+        return self.raw_chart.wrap(self.raw_chart.tangent(u), self._kind_of(v))
 
     def quadratic_form(self, v: Any) -> Array:
         """Hess F(v, v), a number."""
-        u = self.chart.coordinates(v)
+        u = self.raw_chart.coordinates(v)
         return to_kind(u @ self.raw_matvec(u), self._kind_of(v))
 
     def norm_squared(self, v: Any) -> Array:
         """|v|^2 in the metric."""
-        return to_kind(self.chart.coordinates(v).square().sum(), self._kind_of(v))
+        return to_kind(self.raw_chart.coordinates(v).square().sum(), self._kind_of(v))
 
     def min_eigenpair(self, *, tol: float = 1e-8, max_iter: int = 2_000, seed: int = 0) -> EigenPair:
         """The smallest eigenvalue and its unit tangent: dense for small spaces, else Lanczos (ARPACK).
@@ -116,7 +116,7 @@ class RiemannianHessian:
         error = residual + 16.0 * ulp * self.dim**0.5 * scale
         largest = u.abs().argmax()
         u = u * u[largest].sign()  # one sign, so that the same call gives the same direction
-        direction = self.chart.wrap(self.chart.tangent(u), self.kind)
+        direction = self.raw_chart.wrap(self.raw_chart.tangent(u), self.kind)
         return EigenPair(value, direction, error, residual <= tol * max(scale, abs(value)), counter[0] + 1)
 
     def raw_matvec(self, u: Tensor) -> Tensor:

@@ -10,7 +10,17 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
-from ..arrays import check_choice, check_count, check_positive, describe, make_generator
+from ..arrays import (
+    Array,
+    check_choice,
+    check_count,
+    check_positive,
+    common_kind,
+    describe,
+    make_generator,
+    tensor_of,
+    to_kind,
+)
 from ..energies import Energy
 from ..errors import InvalidInput, OTTransformersError
 from ..measures import Gaussian, Measure, Particles
@@ -156,15 +166,19 @@ class _Problem:
 
     def __init__(self, energy: Energy, metric: Any, d: int, n: int, radius: float) -> None:
         self.energy, self.metric, self.d, self.n, self.radius = energy, metric, d, n, radius
-        D = getattr(metric, "D", None)
+        D = getattr(metric, "D_t", None)
         eye = torch.eye(d, dtype=torch.float64)
-        self.D = eye if D is None else torch.as_tensor(D).detach().double()
+        self.D = eye if D is None else D.detach().double()
         self.Dinv = torch.linalg.inv(self.D)
         self.twisted = isinstance(metric, TwistedWasserstein)
         if not isinstance(metric, Wasserstein | BuresWasserstein | TwistedWasserstein):
             raise InvalidInput(
                 f"metric must be Wasserstein, BuresWasserstein or TwistedWasserstein, got {describe(metric)}"
             )
+
+    def shown(self, t: Tensor) -> Array:
+        """In the kind of the energy and the metric."""
+        return to_kind(t, common_kind(self.energy, self.metric))
 
     def draw(self, generator: torch.Generator) -> Floats:
         raise AssertionError
@@ -214,10 +228,10 @@ class _Clouds(_Problem):
         return (self.radius * x).numpy()
 
     def measure(self, theta: Floats) -> Measure:
-        return Particles(theta.reshape(self.n, self.d))
+        return Particles(self.shown(torch.from_numpy(theta.reshape(self.n, self.d).copy())))
 
     def direction(self, tangent: Any) -> Floats:
-        return np.asarray(torch.as_tensor(tangent).detach().double()).reshape(-1)
+        return np.asarray(tensor_of(tangent).detach().double()).reshape(-1)
 
     def bounds(self) -> list[tuple[float, float]]:
         return [(-self.radius, self.radius)] * (self.n * self.d)
@@ -255,11 +269,12 @@ class _Gaussians(_Problem):
         return torch.zeros((self.d, self.d), dtype=torch.float64).index_put((self.rows, self.cols), entries)
 
     def measure(self, theta: Floats) -> Measure:
-        L = self._factor(torch.from_numpy(theta[self.d :].copy())).numpy()
-        return Gaussian(theta[: self.d], L @ L.T)
+        z = torch.from_numpy(theta.copy())
+        L = self._factor(z[self.d :])
+        return Gaussian(self.shown(z[: self.d]), self.shown(L @ L.mT))
 
     def direction(self, tangent: Any) -> Floats:
-        b, M = (torch.as_tensor(t).detach().double() for t in (tangent.b, tangent.M))
+        b, M = (t.detach().double() for t in (tangent.b_t, tangent.M_t))
         X = self.unroot @ M @ self.root
         return torch.cat([self.unroot @ b, X[self.rows, self.cols]]).numpy()
 
@@ -288,9 +303,7 @@ class _TwistedGaussians(_Gaussians):
     """Regular Gaussians in the restricted twisted metric; directions (b, M), M any matrix: M L is made horizontal."""
 
     def direction(self, tangent: Any) -> Floats:
-        return torch.cat(
-            [torch.as_tensor(t).detach().double().reshape(-1) for t in (tangent.b, tangent.M)]
-        ).numpy()
+        return torch.cat([t.detach().double().reshape(-1) for t in (tangent.b_t, tangent.M_t)]).numpy()
 
     def inside(self, z: Floats) -> bool:
         L = self._factor(torch.from_numpy(z[self.d : self.d + len(self.rows)].copy()))

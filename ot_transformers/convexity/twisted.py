@@ -30,7 +30,7 @@ def twisted_parameters(metric: Any, like: Tensor, name: str = "metric") -> tuple
     """A and D (d, d) of a twisted metric, of the dtype of the measure."""
     if not isinstance(metric, TwistedWasserstein):
         raise InvalidInput(f"{name} must be a TwistedWasserstein, got {type(metric).__name__}")
-    A, D = (cast_like(torch.as_tensor(t), like, "A") for t in (metric.A, metric.D))
+    A, D = (cast_like(t, like, "A") for t in (metric.A_t, metric.D_t))
     if A.shape[-1] != like.shape[-1]:
         raise InvalidInput(f"measure has dimension {like.shape[-1]}, {name} acts on dimension {A.shape[-1]}")
     return A.detach(), D.detach()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ..arrays import check_positive
+from ..arrays import check_positive, tensor_of
 from ..energies import Energy
 from ..errors import InvalidInput
 from ..files import read_npz
@@ -90,18 +90,18 @@ class Witness:
             return self._twisted_geodesic(reach)
         if isinstance(self.measure, Gaussian):
             return self._gaussian_geodesic(reach)
-        x, v = self.measure.x_t, torch.as_tensor(self.direction, dtype=self.measure.dtype)
+        x, v = self.measure.x_t, tensor_of(self.direction).to(self.measure.dtype)
         while True:
             ends = [self.measure.moved(x + s * v) for s in (-reach, reach)]
             curve = DisplacementCurve(*ends, D=self.metric.D)
-            square = float((self.measure.weights_t * _square(2 * reach * v, self.metric.D)).sum())
+            square = float((self.measure.weights_t * _square(2 * reach * v, self.metric.D_t)).sum())
             if abs(float(torch.as_tensor(curve.speed_squared())) - square) <= 1e-9 * square or reach < 1e-6:
                 return curve
             reach *= 0.5
 
     def _gaussian_geodesic(self, reach: float) -> Curve:
         assert isinstance(self.measure, Gaussian)
-        M = torch.as_tensor(self.direction.M).double()
+        M = self.direction.M_t.double()
         low = float(torch.linalg.eigvals(M).real.abs().max())
         reach = min(reach, 0.9 / low) if low > 0 else reach
         metric = BuresWasserstein(D=self.metric.D)
@@ -146,7 +146,7 @@ class Witness:
             arrays |= {"direction_b": _host(self.direction.b_t), "direction_M": _host(self.direction.M_t)}
         else:
             arrays |= {"x": _host(self.measure.x_t), "weights": _host(self.measure.weights_t)}
-            arrays["direction"] = _host(torch.as_tensor(self.direction))
+            arrays["direction"] = _host(tensor_of(self.direction))
         buffer = io.BytesIO()
         np.savez_compressed(buffer, **arrays)
         return buffer.getvalue()
@@ -202,7 +202,7 @@ def _host(t: torch.Tensor) -> np.ndarray[Any, Any]:
     return t.detach().cpu().numpy()
 
 
-def _square(v: torch.Tensor, D: Any) -> torch.Tensor:
+def _square(v: torch.Tensor, D: torch.Tensor | None) -> torch.Tensor:
     if D is None:
         return v.square().sum(-1)
-    return (v * torch.linalg.solve(torch.as_tensor(D).to(v), v.mT).mT).sum(-1)
+    return (v * torch.linalg.solve(D.to(v), v.mT).mT).sum(-1)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -28,6 +30,8 @@ class Energy(ABC):
     dim: int | None = None
     batch_shape: tuple[int, ...] = ()
     """Batch dimensions of the parameters, which broadcast with those of the measure."""
+    parameters: ClassVar[Mapping[str, int]] = {}
+    """Names of the tensors that may be batched (`A_t`), with the number of dimensions of one of them."""
     finite_on_gaussians: bool = False
     """Whether F is known to be finite on every Gaussian: flows then need not ask at each step."""
 
@@ -68,6 +72,34 @@ class Energy(ABC):
     def raw_gaussian_gradient_of_factor(self, mean: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
         """The same at N(m, L L^T): energies that know better than to square a factor override it."""
         return self.raw_gaussian_gradient(mean, factor @ factor.mT)
+
+    def member(self, index: tuple[int, ...], batch_shape: tuple[int, ...]) -> Energy:
+        """The energy of one member of a batch of a shape that the parameters and the target broadcast with.
+
+        Raises
+        ------
+        InvalidInput
+            The class has a batch and does not name its `parameters`.
+        """
+        if not self.batch_shape:
+            return self
+        one: Any = copy.copy(self)
+        one.batch_shape = ()
+        for name, ndim in self.parameters.items():
+            value: Tensor = getattr(self, name)
+            setattr(one, name, value.expand(*batch_shape, *value.shape[value.ndim - ndim :])[index])
+        target = getattr(self, "target", None)
+        if target is not None:
+            tail = index[len(batch_shape) - len(target.batch_shape) :]
+            own = tuple(0 if n == 1 else i for i, n in zip(tail, target.batch_shape, strict=True))
+            one.target = target[own]
+        elif not self.parameters:
+            raise InvalidInput(
+                f"energy {type(self).__name__} has a batch {self.batch_shape} and does not name its parameters: "
+                "loop over the energies"
+            )
+        found: Energy = one
+        return found
 
     def value(self, measure: Measure) -> Array:
         """F(mu), one number a batch member.
@@ -136,6 +168,10 @@ class ScaledEnergy(Energy):
         self.kind, self.dim, self.batch_shape = energy.kind, energy.dim, energy.batch_shape
         self.finite_on_gaussians = energy.finite_on_gaussians
 
+    def member(self, index: tuple[int, ...], batch_shape: tuple[int, ...]) -> Energy:
+        """c times the member."""
+        return ScaledEnergy(self.energy.member(index, batch_shape), self.factor)
+
     def raw_particles(self, x: Tensor, weights: Tensor) -> Tensor:
         """c F on particles."""
         return self.factor * self.energy.raw_particles(x, weights)
@@ -179,6 +215,10 @@ class SumEnergy(Energy):
         self.dim = first.dim if first.dim is not None else second.dim
         self.batch_shape = broadcast_batch([first.batch_shape, second.batch_shape], ["first", "second"])
         self.finite_on_gaussians = first.finite_on_gaussians and second.finite_on_gaussians
+
+    def member(self, index: tuple[int, ...], batch_shape: tuple[int, ...]) -> Energy:
+        """Sum of the members."""
+        return SumEnergy(self.first.member(index, batch_shape), self.second.member(index, batch_shape))
 
     def raw_particles(self, x: Tensor, weights: Tensor) -> Tensor:
         """F + G on particles."""

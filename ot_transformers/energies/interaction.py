@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from ..arrays import Array, ArrayLike, as_matrix, cast_like, common_kind, readable, to_kind
+from ..arrays import Array, ArrayLike, ArrayView, as_matrix, cast_like, common_kind, readable, to_kind
 from ..measures import Gaussian, Measure
 from ..numerics.tilted import log_interaction, safe_log, tilted_barycentre, tilted_gaussian
 from ..spd import symmetrise, transfer
@@ -53,15 +55,13 @@ class InteractionEnergy(Energy):
     0.5
     """
 
-    def __init__(self, A: ArrayLike) -> None:
-        self._A, self.kind = as_matrix(A, "A", square=True)
-        self.dim, self.batch_shape = int(self._A.shape[-1]), tuple(self._A.shape[:-2])
-        self._symmetric = readable(self._A) and torch.equal(self._A, self._A.mT)
+    A = ArrayView("The interaction matrix, (..., d, d).")
+    parameters: ClassVar[Mapping[str, int]] = {"A_t": 2}
 
-    @property
-    def A(self) -> Array:
-        """The interaction matrix, (..., d, d)."""
-        return to_kind(self._A, self.kind)
+    def __init__(self, A: ArrayLike) -> None:
+        self.A_t, self.kind = as_matrix(A, "A", square=True, keep=True)
+        self.dim, self.batch_shape = int(self.A_t.shape[-1]), tuple(self.A_t.shape[:-2])
+        self._symmetric = readable(self.A_t) and torch.equal(self.A_t, self.A_t.mT)
 
     def log_value(self, measure: Measure) -> Array:
         """log E_A(mu), which does not overflow, (...); on Gaussians inf outside the domain.
@@ -100,7 +100,7 @@ class InteractionEnergy(Energy):
         return _exp_without_nan(_log_mean(weights, log_g)), gradient
 
     def _log_g_and_gradient(self, x: Tensor, weights: Tensor, log_scale: Tensor) -> tuple[Tensor, Tensor]:
-        A = cast_like(self._A, x, "A")
+        A = cast_like(self.A_t, x, "A")
         log_g, b = tilted_barycentre(x, weights, A)
         field = _scaled(log_g - log_scale, b @ A.mT)
         if self._symmetric:
@@ -110,7 +110,7 @@ class InteractionEnergy(Energy):
 
     def raw_gaussian_gradient(self, mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
         """g = E (A Ey + A^T Ex), H = E/2 (A E[y y^T] A^T + A^T E[x x^T] A), moments of the tilted law."""
-        A = cast_like(self._A, mean, "A")
+        A = cast_like(self.A_t, mean, "A")
         law = tilted_gaussian(mean, cov, A)
         g = (A @ law.mean_y.unsqueeze(-1) + A.mT @ law.mean_x.unsqueeze(-1)).squeeze(-1)
         moment_x = law.cov_x + law.mean_x.unsqueeze(-1) * law.mean_x.unsqueeze(-2)
@@ -120,10 +120,10 @@ class InteractionEnergy(Energy):
         return _scaled(log_e, g.unsqueeze(-2)).squeeze(-2), _scaled(log_e, H)
 
     def _log_particles(self, x: Tensor, weights: Tensor) -> Tensor:
-        return _log_mean(weights, log_interaction(x, weights, cast_like(self._A, x, "A")))
+        return _log_mean(weights, log_interaction(x, weights, cast_like(self.A_t, x, "A")))
 
     def _log_gaussian(self, mean: Tensor, cov: Tensor) -> Tensor:
-        law = tilted_gaussian(mean, cov, cast_like(self._A, mean, "A"))
+        law = tilted_gaussian(mean, cov, cast_like(self.A_t, mean, "A"))
         return torch.where(law.inside, law.log_z + _LOG_HALF, torch.inf)
 
 

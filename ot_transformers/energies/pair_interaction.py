@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from ..arrays import ArrayLike, as_matrix, as_scalar, cast_like, common_kind
+from ..arrays import ArrayLike, ArrayView, as_matrix, as_scalar, cast_like, common_kind
 from ..numerics.streaming import blockwise
 from ..spd import symmetrise, transfer
 from .base import Energy
@@ -22,13 +24,16 @@ class PairInteraction(Energy):
 
     Parameters
     ----------
-    A : array (d, d)
+    A : array (..., d, d)
         The interaction matrix, any square one.
     """
 
+    A = ArrayView("The interaction matrix, (..., d, d).")
+    parameters: ClassVar[Mapping[str, int]] = {"A_t": 2}
+
     def __init__(self, A: ArrayLike) -> None:
-        self._A, self.kind = as_matrix(A, "A", square=True)
-        self.dim = int(self._A.shape[-1])
+        self.A_t, self.kind = as_matrix(A, "A", square=True, keep=True)
+        self.dim, self.batch_shape = int(self.A_t.shape[-1]), tuple(self.A_t.shape[:-2])
 
     @abstractmethod
     def phi(self, s: Tensor) -> Tensor:
@@ -36,7 +41,7 @@ class PairInteraction(Energy):
 
     def raw_particles(self, x: Tensor, weights: Tensor) -> Tensor:
         """1/2 sum_ij w_i w_j phi(x_i^T A x_j)."""
-        z = x @ cast_like(self._A, x, "A")
+        z = x @ cast_like(self.A_t, x, "A")
 
         def rows(block: Tensor, y: Tensor, w: Tensor) -> Tensor:
             return self.phi(block @ y.mT) @ w
@@ -65,7 +70,7 @@ class QuadraticInteraction(PairInteraction):
         return self._of_moment(cov + mean.unsqueeze(-1) * mean.unsqueeze(-2))
 
     def _of_moment(self, M: Tensor) -> Tensor:
-        A = cast_like(self._A, M, "A")
+        A = cast_like(self.A_t, M, "A")
         return 0.25 * (transfer(A.mT, M) * M).sum((-2, -1))
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from torch import Tensor
 
-from ..arrays import ArrayLike, as_matrix, cast_like, check_count, check_positive, readable
+from ..arrays import ArrayLike, ArrayView, as_matrix, cast_like, check_count, check_positive, readable
 from ..numerics.coupling import (
     coupling_covariance,
     coupling_covariance_of_factor,
@@ -56,28 +59,31 @@ class SelfTransportEnergy(Energy):
     -0.545622995878
     """
 
+    A = ArrayView("Bilinear form, (..., d, d).")
+    parameters: ClassVar[Mapping[str, int]] = {"A_t": 2}
+
     def __init__(self, A: ArrayLike, eps: float = 1.0, *, tol: float = 1e-9, max_iter: int = 5_000) -> None:
-        self.A, self.kind = as_matrix(A, "A", square=True)
+        self.A_t, self.kind = as_matrix(A, "A", square=True, keep=True)
         self.eps = check_positive(eps, "eps")
         self.tol, self.max_iter = check_positive(tol, "tol"), check_count(max_iter, "max_iter")
-        self.dim = int(self.A.shape[-1])
+        self.dim, self.batch_shape = int(self.A_t.shape[-1]), tuple(self.A_t.shape[:-2])
 
     finite_on_gaussians = True
 
     def raw_particles(self, x: Tensor, weights: Tensor) -> Tensor:
         """OT / 2 of the cloud with itself, (...)."""
-        A = cast_like(self.A, x, "A")
+        A = cast_like(self.A_t, x, "A")
         return 0.5 * self._solve(x, weights, A, symmetric=_is_symmetric(A)).value
 
     def raw_gaussian(self, mean: Tensor, cov: Tensor) -> Tensor:
         """OT / 2 in closed form, (...)."""
-        A = cast_like(self.A, mean, "A")
+        A = cast_like(self.A_t, mean, "A")
         bilinear = (mean * (A @ mean.unsqueeze(-1)).squeeze(-1)).sum(-1)
         return 0.5 * (self.eps * gaussian_self_transport(cov, A / self.eps) - bilinear)
 
     def raw_particles_gradient(self, x: Tensor, weights: Tensor) -> Tensor:
         """-(A^T E[y | x] + A E[x | y]) / 2 at the tokens, (..., n, d)."""
-        A = cast_like(self.A, x, "A")
+        A = cast_like(self.A_t, x, "A")
         if _is_symmetric(A):
             return -self._solve(x, weights, A, symmetric=True).mean_y @ A
         forward = self._solve(x, weights, A)
@@ -101,12 +107,12 @@ class SelfTransportEnergy(Energy):
 
     def raw_gaussian_gradient(self, mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
         """(-(A + A^T) m / 2, -eps (N (I + C N)^(-1) + B^T C B) / 4) with B = A / eps, N = B S B^T."""
-        B = cast_like(self.A, mean, "A") / self.eps
+        B = cast_like(self.A_t, mean, "A") / self.eps
         return self._gaussian_gradient(mean, B, coupling_covariance(cov, B), B @ cov @ B.mT)
 
     def raw_gaussian_gradient_of_factor(self, mean: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
         """The same from a factor, which keeps its digits where S = L L^T has lost them."""
-        B = cast_like(self.A, mean, "A") / self.eps
+        B = cast_like(self.A_t, mean, "A") / self.eps
         BL = B @ factor
         return self._gaussian_gradient(mean, B, coupling_covariance_of_factor(factor, B), BL @ BL.mT)
 

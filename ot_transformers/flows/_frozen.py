@@ -149,7 +149,7 @@ def _result(
     mu: Measure, nu: Measure, before: Tensor, after: Tensor, found: Minimum, slope: Tensor
 ) -> ProximalResult:
     def numbers(t: Tensor) -> Any:
-        return to_kind(t.reshape(mu.batch_shape), "numpy") if mu.batch_shape else float(t)
+        return to_kind(t.reshape(mu.batch_shape), mu.kind) if mu.batch_shape else float(t)
 
     relative = found.gradient_norm / torch.where(slope > 0, slope, 1.0)
     return ProximalResult(

@@ -23,6 +23,8 @@ __all__ = ["BLOWN_UP", "CONVERGED", "OUT_OF_STEPS", "RUNNING", "Run", "integrate
 RUNNING, CONVERGED, BLOWN_UP, OUT_OF_STEPS = 0, 1, 2, 3
 _RANGE = {torch.float64: 1e140, torch.float32: 1e17}
 """States larger than this (their squares still finite) leave the floating range."""
+_WINDOW, _HOPELESS = 500, 1e9
+"""Steps over which a pace is measured, and how many times too slow for the steps left it has to be to give up."""
 
 VectorField = Callable[[Tensor, Tensor], Tensor]
 
@@ -50,6 +52,10 @@ class Run:
     n_steps: Tensor
     n_accepted: Tensor
     n_evaluations: int
+
+
+def _in_range(y: Tensor) -> Tensor:
+    return y.detach().abs().amax(-1) <= _RANGE[y.dtype]
 
 
 def integrate(
@@ -103,11 +109,15 @@ def integrate(
     evaluations = 2
     code = torch.zeros(B, dtype=torch.long, device=y0.device)
     running = torch.ones(B, dtype=torch.bool, device=y0.device) if alive is None else alive.clone()
+    # Beyond the range at the start, squares and with them all error estimates overflow: there is nothing to try.
+    lost = running & ~(_in_range(y0) & torch.isfinite(state.prev_vf1.detach()).all(-1))
+    code, running = torch.where(lost, OUT_OF_STEPS, code), running & ~lost
     growth = Growth(t, y0, state.prev_vf1, blocks, save[0] if origin is None else origin)
     y, index = y0, torch.ones(B, dtype=torch.long, device=y0.device)
     ys: list[Tensor] = [y0] + [y0] * (len(grid) - 1)
     n_steps = torch.zeros_like(code)
     n_accepted = torch.zeros_like(code)
+    mark, sweeps = t, 0
     if converged is not None:
         still = converged(y, state.prev_vf1) & running
         code, running = torch.where(still, CONVERGED, code), running & ~still
@@ -126,7 +136,9 @@ def integrate(
             -1
         )
         accept = accept & finite & running
-        dt_next = torch.where(finite, dt_next.to(torch.float64), 0.1 * step)
+        dt_next = dt_next.to(torch.float64)
+        # An error estimate that overflowed gives a step that is not a number.
+        dt_next = torch.where(finite & torch.isfinite(dt_next), dt_next, 0.1 * step)
         y = torch.where(accept.unsqueeze(-1), result.y, y)
         state = method.merge_states(accept, new_state, state)
         c_state = control.merge_states(running & finite, new_control, c_state)
@@ -142,8 +154,15 @@ def integrate(
         index = index + landed
         steep = running & growth.blown_up(end)
         code = torch.where(steep, BLOWN_UP, code)
-        wide = accept & (y.detach().abs().amax(-1) > _RANGE[y.dtype])
+        wide = accept & ~_in_range(y)
         stuck = (n_steps >= max_steps) | ((step <= 4e-16 * t.abs()) & ~landed)
+        sweeps += 1
+        if sweeps % _WINDOW == 0:
+            # Towards t_end = 1e300 at a pace of 1: unless time grows geometrically, or a blow-up or rest may end it.
+            reach = _HOPELESS * (t - mark) * (max_steps - n_steps) / _WINDOW
+            slow = (t - grid[0] < 2 * (mark - grid[0])) & (growth.falls == 0) & (grid[-1] - t > reach)
+            stuck = stuck | (slow & (converged is None))
+            mark = t
         running = running & ~steep & (index < len(grid))
         spent = running & (wide | stuck)
         code, running = torch.where(spent, OUT_OF_STEPS, code), running & ~spent

@@ -297,7 +297,7 @@ class _Terms:
 def _first_variation(energy: Energy, x: Tensor, w: Tensor) -> Tensor:
     """dF/dmu at the nodes: the derivative in the weights."""
     if isinstance(energy, InteractionEnergy):
-        A = torch.as_tensor(energy.A).to(x)
+        A = energy.A_t.to(x)
         with torch.no_grad():
             return 0.5 * (log_interaction(x, w, A).exp() + log_interaction(x, w, A.mT).exp())
     # Log-domain energies have no derivative at weight 0: give every node some mass.

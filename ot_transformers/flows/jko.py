@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..arrays import check_choice, check_count, check_positive, common_kind
+from ..arrays import check_choice, check_count, check_positive, common_kind, to_kind
 from ..energies import Energy
-from ..errors import InvalidInput, NotConverged
+from ..errors import NotConverged
 from ..measures import Gaussian, Measure, Particles, as_measure
-from ..metrics import Metric, ProximalResult
+from ..metrics import Metric, ProximalResult, Wasserstein
 from ..numerics.threads import few_threads
 from ._frozen import frozen_step
 from ._options import check_progress, progress_bar
@@ -45,6 +45,7 @@ def jko_step(
     Parameters
     ----------
     energy : Energy
+        Batched parameters give a step of each member.
     measure : Gaussian, Particles, or an array (..., n, d)
     tau : float > 0
         Step size.
@@ -200,32 +201,28 @@ def _step(
             return _explicit(energy, mu, tau, metric)
         if variant == "linearised":
             return frozen_step(energy, mu, tau, metric, tol=tol, max_iter=max_iter)
-        if isinstance(mu, Gaussian) and energy.batch_shape:
-            raise InvalidInput(
-                f"energy has a batch of parameters {energy.batch_shape}: an implicit step of Gaussians takes one "
-                "energy at a time; give variant 'linearised', or loop over the energies"
-            )
-        if isinstance(mu, Gaussian) and mu.batch_shape:
+        # Clouds in W2 are one joint problem; the other inner problems take one measure and one energy at a time.
+        one = isinstance(mu, Gaussian) or (energy.batch_shape != () and not isinstance(metric, Wasserstein))
+        if one and mu.batch_shape:
             return _members(energy, mu, tau, metric, tol, max_iter, guess)
         return metric.proximal(energy, mu, tau, tol=tol, max_iter=max_iter, warm_start=guess)
 
 
 def _members(
-    energy: Energy, mu: Gaussian, tau: float, metric: Metric, tol: float, max_iter: int, guess: Measure | None
+    energy: Energy, mu: Measure, tau: float, metric: Metric, tol: float, max_iter: int, guess: Measure | None
 ) -> ProximalResult:
-    """A batch of Gaussians, one inner problem a member."""
+    """A batch, one inner problem a member."""
     shape = mu.batch_shape
     results = []
     for index in np.ndindex(*shape):
-        start = guess[index] if isinstance(guess, Gaussian) else None
-        results.append(metric.proximal(energy, mu[index], tau, tol=tol, max_iter=max_iter, warm_start=start))
-    means = torch.stack([r.measure.mean_t for r in results if isinstance(r.measure, Gaussian)])
-    factors = torch.stack([r.measure.factor_t for r in results if isinstance(r.measure, Gaussian)])
-    moved = Gaussian.unchecked(
-        means.reshape(*shape, -1), factor=factors.reshape(*shape, *factors.shape[-2:]), kind=mu.kind
-    )
+        start = None if guess is None else guess[index]
+        part = energy.member(index, shape)
+        results.append(metric.proximal(part, mu[index], tau, tol=tol, max_iter=max_iter, warm_start=start))
+    moved = _joined(mu, [r.measure for r in results])
     before, after = (
-        np.array([getattr(r, name) for r in results], dtype=float).reshape(shape)
+        to_kind(
+            torch.tensor([getattr(r, name) for r in results], dtype=torch.float64).reshape(shape), mu.kind
+        )
         for name in ("energy_before", "energy_after")
     )
     return ProximalResult(
@@ -233,9 +230,18 @@ def _members(
         converged=all(r.converged for r in results),
         gradient_norm=max(r.gradient_norm for r in results),
         n_iter=max(r.n_iter for r in results),
-        energy_before=before,  # type: ignore[arg-type]
-        energy_after=after,  # type: ignore[arg-type]
+        energy_before=before,
+        energy_after=after,
     )
+
+
+def _joined(mu: Measure, parts: list[Measure]) -> Measure:
+    if isinstance(mu, Particles):
+        x = torch.stack([p.x_t for p in parts if isinstance(p, Particles)])
+        return mu.moved(x.reshape(mu.x_t.shape))
+    means = torch.stack([p.mean_t for p in parts])
+    factors = torch.stack([p.factor_t for p in parts]).reshape(*mu.batch_shape, mu.dim, -1)
+    return Gaussian.unchecked(means.reshape(*mu.batch_shape, mu.dim), factor=factors, kind=mu.kind)
 
 
 def _explicit(energy: Energy, mu: Measure, tau: float, metric: Metric) -> ProximalResult:

@@ -168,12 +168,12 @@ def _flatten(attention: Attention, W: Tensor | None) -> tuple[list[_Head], list[
         heads: list[_Head] = []
         affine: list[tuple[Tensor, Tensor]] = []
         for i, inner in enumerate(attention.heads):
-            outer = W if attention.outputs is None else _times(W, attention.outputs[i])
+            outer = W if attention.outputs_t is None else _times(W, attention.outputs_t[i])
             more, blocks = _flatten(inner, outer)
             heads, affine = heads + more, affine + blocks
         return heads, affine
     if isinstance(attention, AffineBlock):
-        return [], [(_times(W, attention.W), attention.c if W is None else W @ attention.c)]
+        return [], [(_times(W, attention.W_t), attention.c_t if W is None else W @ attention.c_t)]
     if isinstance(attention, Schedule):
         raise NotAGradientFlow(
             "parameters depend on time: ask gradient_structure(schedule.at(t)) for one time"
@@ -187,7 +187,7 @@ def _flatten(attention: Attention, W: Tensor | None) -> tuple[list[_Head], list[
     maker = _makers(attention)
     if maker is None:
         raise NotAGradientFlow(f"no gradient structure is known for {name}")
-    A, V = (_one(getattr(attention, n).detach(), n) for n in ("A", "V"))
+    A, V = (_one(getattr(attention, f"{n}_t").detach(), n) for n in ("A", "V"))
     return [_Head(name, A, _times(W, V), maker, isinstance(attention, SoftmaxAttention))], []
 
 
@@ -275,7 +275,9 @@ def _reject_twisted(twisted: list[_Head], mixed: bool) -> None:
 
 
 def _reject_l2(attention: L2Attention) -> None:
-    A, K, V = (_one(t.detach(), n) for t, n in ((attention.A, "Q"), (attention.K, "K"), (attention.V, "V")))
+    A, K, V = (
+        _one(t.detach(), n) for t, n in ((attention.A_t, "Q"), (attention.K_t, "K"), (attention.V_t, "V"))
+    )
     tilt = float(torch.linalg.matrix_norm(K.mT @ K) / torch.linalg.matrix_norm(A).clamp_min(1e-300))
     found = find_mobility(A, V)
     reason = f"its kernel tilts mu by e^(-|Ky|^2), |K^T K| / |K^T Q| = {tilt:.3g}"

@@ -80,7 +80,8 @@ class Trajectory:
 
         A saved time gives its saved state; any other is integrated from the saved state before it, with the
         tolerances of the flow. A trajectory read from a file, or made by JKO steps, has no velocity to do so
-        and gives the saved state before t (the piecewise constant curve of JKO steps).
+        and gives the saved state before t (the piecewise constant curve of JKO steps); read from a file, it holds
+        no time before the first saved one: have 0 in `save_at` to keep the start.
 
         Raises
         ------
@@ -90,7 +91,9 @@ class Trajectory:
         s = as_scalar(t, "t")
         first = 0.0 if self.initial is not None else self.times[0]
         if not first <= s <= self.times[-1]:
-            raise InvalidInput(f"t must lie in [{first:g}, {self.times[-1]:g}], got {s:g}")
+            raise InvalidInput(
+                f"t must lie in [{first:g}, {self.times[-1]:g}], the times that this trajectory holds, got {s:g}"
+            )
         if s < self.times[0] and self.initial is not None and self.resume is not None:
             return self.resume(self.initial, 0.0, s) if s > 0 else self.initial
         i = int(np.searchsorted(self.times, s, side="right")) - 1

@@ -21,6 +21,7 @@ from ..arrays import (
     common_kind,
     make_generator,
     to_kind,
+    view_of,
 )
 from ..errors import InvalidInput
 from ..spd import eigh_psd, numerical_rank_psd, sqrt_psd, symmetrise
@@ -32,7 +33,8 @@ class Gaussian:
     """A Gaussian measure N(m, S) on R^d, or a batch of them; S may be singular.
 
     The density, where S is regular, is (2 pi)^(-d/2) det(S)^(-1/2) exp(-(x - m)^T S^(-1) (x - m) / 2).
-    Frozen: nothing writes to it. Give it NumPy or torch; properties answer in the same kind.
+    Frozen: nothing writes to it. Give it NumPy or torch; properties answer in the same kind. What is given is
+    copied, and NumPy properties are read-only, as for `Particles`.
 
     Parameters
     ----------
@@ -65,7 +67,7 @@ class Gaussian:
     kind: Kind
 
     def __init__(self, mean: ArrayLike, cov: ArrayLike) -> None:
-        m, _ = as_tensor(mean, "mean")
+        m, _ = as_tensor(mean, "mean", keep=True)
         m = m.reshape(1) if m.ndim == 0 else m
         S, _ = as_matrix(cov, "cov", square=True)
         check_psd(S, "cov")
@@ -81,9 +83,9 @@ class Gaussian:
         InvalidInput
             Dimensions that do not match, NaN or infinity.
         """
-        m, _ = as_tensor(mean, "mean")
+        m, _ = as_tensor(mean, "mean", keep=True)
         m = m.reshape(1) if m.ndim == 0 else m
-        L, _ = as_matrix(factor, "factor")
+        L, _ = as_matrix(factor, "factor", keep=True)
         m, L = _aligned(m, L, "factor", L.shape[-2])
         return cls.unchecked(m, factor=L, kind=common_kind(mean, factor))
 
@@ -138,17 +140,17 @@ class Gaussian:
     @property
     def mean(self) -> Array:
         """Mean m, (..., d)."""
-        return to_kind(self._mean, self.kind)
+        return view_of(self._mean, self.kind)
 
     @property
     def cov(self) -> Array:
         """Covariance S, (..., d, d)."""
-        return to_kind(self.cov_t, self.kind)
+        return view_of(self.cov_t, self.kind)
 
     @property
     def factor(self) -> Array:
         """A factor L (..., d, r) with S = L L^T."""
-        return to_kind(self.factor_t, self.kind)
+        return view_of(self.factor_t, self.kind)
 
     @property
     def dim(self) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ..arrays import Array, ArrayLike, Kind, as_tensor, common_kind, describe, readable, to_kind
+from ..arrays import Array, ArrayLike, Kind, as_tensor, common_kind, describe, readable, to_kind, view_of
 from ..errors import InvalidInput
 from .checks import as_gaussian
 from .gaussian import Gaussian
@@ -124,17 +124,17 @@ class GridMeasure:
     @property
     def axes(self) -> tuple[Array, ...]:
         """Coordinates along each axis."""
-        return tuple(to_kind(line, self.kind) for line in self._axes)
+        return tuple(view_of(line, self.kind) for line in self._axes)
 
     @property
     def mass(self) -> Array:
         """Masses, (..., n1[, n2])."""
-        return to_kind(self._mass, self.kind)
+        return view_of(self._mass, self.kind)
 
     @property
     def density(self) -> Array:
         """Mass over the area of a cell, (..., n1[, n2])."""
-        return to_kind(self._mass / self.cell, self.kind)
+        return view_of(self._mass / self.cell, self.kind)
 
     @property
     def cell(self) -> float:
@@ -187,7 +187,7 @@ def _checked_axes(axes: ArrayLike | Sequence[ArrayLike]) -> tuple[tuple[Tensor, 
         raise InvalidInput(f"axes must be 1 or 2 arrays, got {len(given)}")
     lines = []
     for k, value in enumerate(given):
-        line, _ = as_tensor(value, f"axes[{k}]", ndim=1)
+        line, _ = as_tensor(value, f"axes[{k}]", ndim=1, keep=True)
         if len(line) < 2:
             raise InvalidInput(f"axes[{k}] must have at least 2 nodes, got {len(line)}")
         gaps = torch.diff(line)

@@ -13,7 +13,7 @@ from ..arrays import (
     broadcast_batch,
     common_kind,
     readable,
-    to_kind,
+    view_of,
 )
 from ..errors import InvalidInput
 from ..forward_mode import wants_derivative
@@ -26,7 +26,9 @@ __all__ = ["Particles"]
 class Particles:
     """A discrete measure sum_i w_i delta_{x_i} on R^d, or a batch of them.
 
-    Frozen: nothing writes to it. Give it NumPy or torch; properties answer in the same kind.
+    Frozen: nothing writes to it. Give it NumPy or torch; properties answer in the same kind. What is given is
+    copied (tensors keep their history); NumPy properties are read-only views. Tensors cannot be read-only: do
+    not write to those that properties give, or `clone()` them first.
 
     Parameters
     ----------
@@ -56,7 +58,7 @@ class Particles:
     uniform: bool
 
     def __init__(self, x: ArrayLike, weights: ArrayLike | None = None) -> None:
-        points, _ = as_tensor(x, "x")
+        points, _ = as_tensor(x, "x", keep=True)
         if points.ndim < 2:
             raise InvalidInput(
                 f"x must be a cloud (..., n, d), got shape {tuple(points.shape)}; "
@@ -116,12 +118,12 @@ class Particles:
     @property
     def x(self) -> Array:
         """Tokens, (..., n, d)."""
-        return to_kind(self._x, self.kind)
+        return view_of(self._x, self.kind)
 
     @property
     def weights(self) -> Array:
         """Weights, (..., n)."""
-        return to_kind(self._weights, self.kind)
+        return view_of(self._weights, self.kind)
 
     @property
     def n(self) -> int:
@@ -168,12 +170,12 @@ class Particles:
     @property
     def mean(self) -> Array:
         """Weighted mean sum_i w_i x_i, (..., d)."""
-        return to_kind(self.mean_t, self.kind)
+        return view_of(self.mean_t, self.kind)
 
     @property
     def cov(self) -> Array:
         """Weighted covariance sum_i w_i (x_i - m)(x_i - m)^T, (..., d, d)."""
-        return to_kind(self.cov_t, self.kind)
+        return view_of(self.cov_t, self.kind)
 
     def to_gaussian(self) -> Gaussian:
         """Return the Gaussian of the same mean and covariance, through an exact factor: its rank is the cloud's.

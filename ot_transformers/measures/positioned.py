@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..arrays import Array, ArrayLike, Kind, as_tensor, broadcast_batch, common_kind, readable, to_kind
+from ..arrays import Array, ArrayLike, Kind, as_tensor, broadcast_batch, common_kind, readable, view_of
 from ..errors import InvalidInput
 from .particles import Particles
 
@@ -38,7 +38,7 @@ class PositionedParticles(Particles):
 
     def __init__(self, x: ArrayLike, s: ArrayLike, weights: ArrayLike | None = None) -> None:
         super().__init__(x, weights)
-        t, _ = as_tensor(s, "s", min_ndim=1)
+        t, _ = as_tensor(s, "s", min_ndim=1, keep=True)
         if t.shape[-1] != self.n:
             raise InvalidInput(f"s has {t.shape[-1]} positions, x has {self.n} tokens")
         if t.device != self.device:
@@ -83,7 +83,7 @@ class PositionedParticles(Particles):
     @property
     def s(self) -> Array:
         """Positions, (..., n)."""
-        return to_kind(self._s, self.kind)
+        return view_of(self._s, self.kind)
 
     def __getitem__(self, index: int | slice | tuple[int | slice, ...]) -> PositionedParticles:
         """Take members of a batch."""

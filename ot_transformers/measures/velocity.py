@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..arrays import Array, ArrayLike, Kind, as_tensor, common_kind, to_kind
+from ..arrays import Array, ArrayLike, Kind, as_tensor, common_kind, to_kind, view_of
 from ..errors import InvalidInput
 from ..spd import symmetrise
 from .gaussian import Gaussian
@@ -20,7 +20,7 @@ class AffineVelocity:
 
     Attributes
     ----------
-    b_t : Tensor (..., d), or an array, which becomes one
+    b_t : Tensor (..., d), kept as it is, or an array, which becomes one
         Velocity of the mean.
     M_t : Tensor (..., d, d)
         Linear part, acting on x - m.
@@ -43,12 +43,12 @@ class AffineVelocity:
     @property
     def b(self) -> Array:
         """Velocity of the mean, (..., d)."""
-        return to_kind(self.b_t, self.kind)
+        return view_of(self.b_t, self.kind)
 
     @property
     def M(self) -> Array:
         """Linear part, (..., d, d)."""
-        return to_kind(self.M_t, self.kind)
+        return view_of(self.M_t, self.kind)
 
     def at(self, x: ArrayLike, gaussian: Gaussian) -> Array:
         """Evaluate b + M (x - m) at points x (..., n, d)."""

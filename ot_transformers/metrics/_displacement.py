@@ -11,7 +11,7 @@ from ..arrays import Kind, as_scalar, broadcast_batch, to_kind
 from ..errors import InvalidInput
 from ..measures import Particles
 from ..numerics.transport import TransportPlan, pairs_norm, transport_plan
-from .base import Geodesic
+from .base import Geodesic, shown
 
 __all__ = ["check_time", "displacement_geodesic", "length_error", "members"]
 
@@ -70,7 +70,7 @@ def displacement_geodesic(
         x = starts + time * (ends - starts) if time < 1.0 else ends
         return Particles.unchecked(x, None if matching else masses, kind)
 
-    details = {"plans": plans, "matching": matching}
+    details = shown({"plans": plans, "matching": matching}, kind)
     return Geodesic(to_kind(length, kind), to_kind(error, kind), True, at, details)
 
 

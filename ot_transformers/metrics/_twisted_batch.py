@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..arrays import Kind, to_kind
+from ..arrays import Kind, tensor_of, to_kind
 from ..errors import InvalidInput
 from ..measures import AffineVelocity, Gaussian, Measure, Particles
 from .base import Geodesic, ProximalResult
@@ -57,13 +57,13 @@ def joined_velocity(parts: list[Any], shape: Shape, kind: Kind) -> Any:
     if isinstance(parts[0], AffineVelocity):
         b, M = ([getattr(p, name) for p in parts] for name in ("b_t", "M_t"))
         return AffineVelocity(_stacked(b, shape, "mu"), _stacked(M, shape, "mu"), kind)
-    return to_kind(_stacked([torch.as_tensor(p) for p in parts], shape, "mu"), kind)
+    return to_kind(_stacked([tensor_of(p) for p in parts], shape, "mu"), kind)
 
 
 def joined_geodesic(parts: list[Geodesic], shape: Shape, kind: Kind) -> Geodesic:
     """One geodesic of batches; `details["members"]` has the details of each."""
     length, error = (
-        to_kind(_stacked([torch.as_tensor(getattr(g, name)) for g in parts], shape, "mu"), kind)
+        to_kind(_stacked([tensor_of(getattr(g, name)) for g in parts], shape, "mu"), kind)
         for name in ("length", "error")
     )
     at: Callable[[float], Measure] = lambda t: joined_measure([g.at(t) for g in parts], shape, kind)  # noqa: E731
@@ -75,7 +75,7 @@ def joined_geodesic(parts: list[Geodesic], shape: Shape, kind: Kind) -> Geodesic
 def joined_step(parts: list[ProximalResult], shape: Shape, kind: Kind) -> ProximalResult:
     """One JKO step of a batch: the worst gradient norm, arrays of energies."""
     before, after = (
-        np.array([getattr(p, name) for p in parts]).reshape(shape)
+        to_kind(torch.tensor([getattr(p, name) for p in parts]).double().reshape(shape), kind)
         for name in ("energy_before", "energy_after")
     )
     return ProximalResult(
@@ -83,6 +83,6 @@ def joined_step(parts: list[ProximalResult], shape: Shape, kind: Kind) -> Proxim
         converged=all(p.converged for p in parts),
         gradient_norm=max(p.gradient_norm for p in parts),
         n_iter=max(p.n_iter for p in parts),
-        energy_before=before,  # type: ignore[arg-type]
-        energy_after=after,  # type: ignore[arg-type]
+        energy_before=before,
+        energy_after=after,
     )

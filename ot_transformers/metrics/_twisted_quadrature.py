@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..arrays import tensor_of
 from ..measures import Gaussian, Particles
 from .base import Geodesic
 
@@ -29,7 +30,7 @@ def quadrature_geodesic(
 ) -> Geodesic:
     """Geodesics of Gauss-Hermite clouds for growing node counts, and the difference of the last two."""
     restricted = geodesic(a, b).details
-    L0, L1 = restricted["start"][1], restricted["end"][1]
+    L0, L1 = (tensor_of(restricted[name][1]) for name in ("start", "end"))
     found = []
     for n in nodes:
         z, w = hermite_nodes(n, a.dim)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Protocol
 
 from torch import Tensor
 
-from ..arrays import Array
+from ..arrays import Array, Kind, view_of
 from ..errors import InvalidInput
 from ..measures import Measure
 
-__all__ = ["EnergyLike", "Geodesic", "Metric", "ProximalResult"]
+__all__ = ["EnergyLike", "Geodesic", "Metric", "ProximalResult", "shown"]
 
 
 class EnergyLike(Protocol):
@@ -73,6 +73,21 @@ class Geodesic:
     converged: bool
     at: Callable[[float], Measure]
     details: dict[str, Any] = field(default_factory=dict)
+
+
+def shown(value: Any, kind: Kind) -> Any:
+    """The tensors in `details`, however deep, in the kind of the measures (functions give theirs so, too)."""
+    if isinstance(value, Tensor):
+        return view_of(value, kind)
+    if isinstance(value, dict):
+        return {k: shown(v, kind) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(shown(v, kind) for v in value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{f.name: shown(getattr(value, f.name), kind) for f in fields(value)})
+    if callable(value):
+        return lambda *args: shown(value(*args), kind)
+    return value
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,6 +10,7 @@ from torch import Tensor
 from ..arrays import (
     Array,
     ArrayLike,
+    ArrayView,
     as_matrix,
     broadcast_batch,
     cast_like,
@@ -59,12 +60,14 @@ class BuresWasserstein(Metric):
     5.0
     """
 
+    D = ArrayView("The mobility, (d, d); None for the identity.")
+
     def __init__(self, D: ArrayLike | None = None) -> None:
-        self.D: Tensor | None = None
+        self.D_t: Tensor | None = None
         if D is not None:
-            self.D, _ = as_matrix(D, "D", square=True)
-            check_psd(self.D, "D", definite=True)
-            w, U = eigh_psd(self.D)
+            self.D_t, _ = as_matrix(D, "D", square=True, keep=True)
+            check_psd(self.D_t, "D", definite=True)
+            w, U = eigh_psd(self.D_t)
             self._root = (U * w.sqrt().unsqueeze(-2)) @ U.mT
             self._unroot = (U / w.sqrt().unsqueeze(-2)) @ U.mT
         self.kind = common_kind(D)
@@ -77,14 +80,14 @@ class BuresWasserstein(Metric):
         return self._whiten(a), self._whiten(b)
 
     def _check_dim(self, g: Gaussian) -> None:
-        if self.D is not None and self.D.shape[-1] != g.dim:
-            raise InvalidInput(f"mu has dimension {g.dim}, D acts on dimension {self.D.shape[-1]}")
+        if self.D_t is not None and self.D_t.shape[-1] != g.dim:
+            raise InvalidInput(f"mu has dimension {g.dim}, D acts on dimension {self.D_t.shape[-1]}")
 
     def _whiten(self, g: Gaussian) -> Gaussian:
-        return g if self.D is None else _pushed(g, cast_like(self._unroot, g.mean_t, "D"))
+        return g if self.D_t is None else _pushed(g, cast_like(self._unroot, g.mean_t, "D"))
 
     def _unwhiten(self, g: Gaussian) -> Gaussian:
-        return g if self.D is None else _pushed(g, cast_like(self._root, g.mean_t, "D"))
+        return g if self.D_t is None else _pushed(g, cast_like(self._root, g.mean_t, "D"))
 
     def distance(self, mu: Measure, nu: Measure) -> Array:
         """W_2(mu, nu), not squared, (...); through the factors where the Gaussians have them.
@@ -144,7 +147,7 @@ class BuresWasserstein(Metric):
         L = g.factor_t
         (bv, Xv), (bw, Xw) = _checked_field(v, g, "v"), _checked_field(w, g, "w")
         Xv, Xw = Xv @ L, Xw @ L
-        if self.D is not None:
+        if self.D_t is not None:
             inverse = cast_like(self._unroot, L, "D")
             bv, bw = bv @ inverse.mT, bw @ inverse.mT
             Xv, Xw = inverse @ Xv, inverse @ Xw
@@ -154,10 +157,10 @@ class BuresWasserstein(Metric):
         """Transport a tangent along the geodesic from mu to nu (`bures_transport`; the mean part is constant)."""
         a, b = self._pair(mu, nu)
         shift, X = _checked_field(tangent, a, "tangent")
-        if self.D is not None:
+        if self.D_t is not None:
             root, unroot = (cast_like(t, a.mean_t, "D") for t in (self._root, self._unroot))
             X, shift = unroot @ X @ root, (unroot @ shift.unsqueeze(-1)).squeeze(-1)
-        check_symmetric(X, "tangent.M" if self.D is None else "D^{-1} tangent.M")
+        check_symmetric(X, "tangent.M" if self.D_t is None else "D^{-1} tangent.M")
         Y = bures_transport(a.cov_t, b.cov_t, X)
         return self._field(shift, Y, common_kind(mu, nu, tangent, self))
 
@@ -175,16 +178,16 @@ class BuresWasserstein(Metric):
 
     def _field(self, b: Tensor, X: Tensor, kind: Any) -> AffineVelocity:
         """An affine field from whitened coordinates."""
-        if self.D is not None:
+        if self.D_t is not None:
             root, unroot = (cast_like(t, b, "D") for t in (self._root, self._unroot))
             b, X = (root @ b.unsqueeze(-1)).squeeze(-1), root @ X @ unroot
         return AffineVelocity(b, X, kind)
 
     def raw_gaussian_riesz(self, mean: Tensor, cov: Tensor, g: Tensor, H: Tensor) -> tuple[Tensor, Tensor]:
         """The gradient field (D g, 2 D H)."""
-        if self.D is None:
+        if self.D_t is None:
             return g, 2.0 * H
-        D = cast_like(self.D, g, "D")
+        D = cast_like(self.D_t, g, "D")
         return (D @ g.unsqueeze(-1)).squeeze(-1), 2.0 * D @ H
 
     def proximal(
@@ -200,7 +203,7 @@ class BuresWasserstein(Metric):
         """One JKO step over Gaussians; see `ot_transformers.metrics._bures_proximal`."""
         g = as_gaussian(mu, "mu")
         self._check_dim(g)
-        D = None if self.D is None else cast_like(self.D, g.mean_t, "D")
+        D = None if self.D_t is None else cast_like(self.D_t, g.mean_t, "D")
         start = None if warm_start is None else as_gaussian(warm_start, "warm_start")
         return proximal_gaussian(energy, g, tau, D=D, tol=tol, max_iter=max_iter, warm_start=start)
 

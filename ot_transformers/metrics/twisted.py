@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from ..arrays import (
     Array,
     ArrayLike,
+    ArrayView,
     as_tensor,
     broadcast_batch,
     cast_like,
@@ -20,6 +22,7 @@ from ..arrays import (
     check_positive,
     common_kind,
     to_kind,
+    view_of,
 )
 from ..errors import InvalidInput, NotConverged
 from ..measures import Gaussian, Measure, Particles, as_measure, check_same_dim
@@ -33,7 +36,7 @@ from ._twisted_proximal import proximal_twisted
 from ._twisted_quadrature import quadrature_geodesic
 from ._twisted_structure import parameters
 from ._twisted_tangents import as_affine, as_field, exponential, inner_product, logarithm
-from .base import EnergyLike, Geodesic, Metric, ProximalResult
+from .base import EnergyLike, Geodesic, Metric, ProximalResult, shown
 
 __all__ = ["TwistedWasserstein"]
 
@@ -89,6 +92,9 @@ class TwistedWasserstein(Metric):
     1.6762132323
     """
 
+    A = ArrayView("The interaction matrix, (d, d).")
+    D = ArrayView("The mobility, (d, d): V = sign D A.")
+
     def __init__(
         self,
         A: ArrayLike,
@@ -98,20 +104,10 @@ class TwistedWasserstein(Metric):
         sign: int = 1,
         tol: float = 1e-8,
     ) -> None:
-        self._A, self._D, self.sign, self.residual = parameters(A, V, D, sign)
+        self.A_t, self.D_t, self.sign, self.residual = parameters(A, V, D, sign)
         self.tol = check_positive(tol, "tol")
-        self.dim = int(self._A.shape[-1])
+        self.dim = int(self.A_t.shape[-1])
         self.kind = common_kind(A, V, D)
-
-    @property
-    def A(self) -> Array:
-        """The interaction matrix."""
-        return to_kind(self._A, self.kind)
-
-    @property
-    def D(self) -> Array:
-        """The mobility: V = sign D A."""
-        return to_kind(self._D, self.kind)
 
     @property
     def line_diameter(self) -> Array:
@@ -119,19 +115,19 @@ class TwistedWasserstein(Metric):
 
         In d = 1 this is the length of the line: sqrt(2 pi / |a|) / sqrt(D) for the scalars a and D.
         """
-        w, U = torch.linalg.eigh(self._D)
+        w, U = torch.linalg.eigh(self.D_t)
         root = (U * w.sqrt()) @ U.mT
-        a = torch.linalg.eigvalsh(root @ self._A @ root)
+        a = torch.linalg.eigvalsh(root @ self.A_t @ root)
         # Along e in coordinates D^{1/2} e: int e^{a s^2 / 2} ds, s the D^{-1} length.
         length = torch.where(a < 0, (2 * math.pi / torch.where(a < 0, -a, 1.0)).sqrt(), torch.inf)
-        return to_kind(length, self.kind)
+        return view_of(length, self.kind)
 
     def _at(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        return cast_like(self._A, like, "A"), cast_like(self._D, like, "D")
+        return cast_like(self.A_t, like, "A"), cast_like(self.D_t, like, "D")
 
     def _doubles(self, like: Tensor) -> tuple[Tensor, Tensor]:
         self._at(like)  # the device must match
-        return self._A.detach().double(), self._D.detach().double()
+        return self.A_t.detach().double(), self.D_t.detach().double()
 
     def _one(self, mu: Measure, name: str) -> Gaussian | Particles:
         a = as_measure(mu, name)
@@ -161,7 +157,7 @@ class TwistedWasserstein(Metric):
 
     def _distance(self, a: Any, b: Any) -> Tensor:
         parts = ("mean_t", "factor_t") if isinstance(a, Gaussian) else ("x_t",)
-        inputs = wanted(*(getattr(c, name) for c in (a, b) for name in parts), self._A, self._D)
+        inputs = wanted(*(getattr(c, name) for c in (a, b) for name in parts), self.A_t, self.D_t)
         found = self._found(a, b, polish=_POLISH if inputs else None)
         warn(found.geodesic, self.tol, of_distance=True, stacklevel=3)
         value = torch.as_tensor(found.geodesic.length)
@@ -174,7 +170,7 @@ class TwistedWasserstein(Metric):
             return torch.full_like(value, infinity)
         if not inputs or float(value) == 0:
             return value
-        A, D = self._A.double(), self._D.double()
+        A, D = self.A_t.double(), self.D_t.double()
 
         def length() -> Tensor:
             if isinstance(a, Gaussian):
@@ -220,7 +216,9 @@ class TwistedWasserstein(Metric):
         parts = [self._found(p, q, matching, max_degree).geodesic for p, q in pairs]
         for g in parts:
             warn(g, self.tol, of_distance=False, stacklevel=2)
-        return joined_geodesic(parts, shape, common_kind(mu, nu, self)) if shape else parts[0]
+        kind = common_kind(mu, nu, self)
+        path = joined_geodesic(parts, shape, kind) if shape else parts[0]
+        return replace(path, details=shown(path.details, kind))
 
     def _found(
         self, a: Any, b: Any, matching: str = "optimal", max_degree: int = 64, polish: float | None = None

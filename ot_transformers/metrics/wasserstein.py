@@ -10,6 +10,7 @@ from torch import Tensor
 from ..arrays import (
     Array,
     ArrayLike,
+    ArrayView,
     Kind,
     as_matrix,
     as_scalar,
@@ -76,25 +77,22 @@ class Wasserstein(Metric):
     2.0
     """
 
+    D = ArrayView("The matrix D of the inner product <v, D^-1 w>, (d, d); None for the identity.")
+
     def __init__(self, p: float = 2, D: ArrayLike | None = None) -> None:
         self.p = as_scalar(p, "p")
         if self.p < 1:
             raise InvalidInput(f"p must be >= 1, got {self.p:g}")
         self.kind: Kind = "numpy"
         self.dim: int | None = None
-        self._D: Tensor | None = None
+        self.D_t: Tensor | None = None
         if D is not None:
             if self.p != 2:
                 raise InvalidInput(f"D is an inner product, for p = 2 only; got D with p = {self.p:g}")
-            self._D, self.kind = as_matrix(D, "D", square=True)
-            check_psd(self._D, "D", definite=True)
-            self._D = symmetrise(self._D)
-            self.dim = int(self._D.shape[-1])
-
-    @property
-    def D(self) -> Array | None:
-        """The matrix D of the inner product <v, D^-1 w>; None for the identity."""
-        return None if self._D is None else to_kind(self._D, self.kind)
+            self.D_t, self.kind = as_matrix(D, "D", square=True)
+            check_psd(self.D_t, "D", definite=True)
+            self.D_t = symmetrise(self.D_t)
+            self.dim = int(self.D_t.shape[-1])
 
     def distance(self, mu: Measure, nu: Measure) -> Array:
         """W_p(mu, nu), not squared, (...); the derivative used at mu = nu is 0.
@@ -176,14 +174,14 @@ class Wasserstein(Metric):
     def raw_particles_riesz(self, x: Tensor, weights: Tensor, gradient: Tensor) -> Tensor:
         """D g at the tokens."""
         self._require_p2()
-        return gradient if self._D is None else gradient @ cast_like(self._D, x, "D")
+        return gradient if self.D_t is None else gradient @ cast_like(self.D_t, x, "D")
 
     def raw_gaussian_riesz(self, mean: Tensor, cov: Tensor, g: Tensor, H: Tensor) -> tuple[Tensor, Tensor]:
         """(b, M) = (D g, 2 D H)."""
         self._require_p2()
-        if self._D is None:
+        if self.D_t is None:
             return g, 2.0 * H
-        D = cast_like(self._D, mean, "D")
+        D = cast_like(self.D_t, mean, "D")
         return (D @ g.unsqueeze(-1)).squeeze(-1), 2.0 * D @ H
 
     def proximal(
@@ -226,21 +224,21 @@ class Wasserstein(Metric):
         a = self._riemannian(mu)
         if isinstance(a, Gaussian):
             return self._bures().proximal(energy, a, tau, tol=tol, max_iter=max_iter, warm_start=warm_start)
-        root = None if self._D is None else sqrt_psd(cast_like(self._D, a.x_t, "D"))
+        root = None if self.D_t is None else sqrt_psd(cast_like(self.D_t, a.x_t, "D"))
         start = None if warm_start is None else as_particles(warm_start, "warm_start")
         return wasserstein_proximal(energy, a, tau, root, tol=tol, max_iter=max_iter, warm_start=start)
 
     def _white(self, x: Tensor) -> Tensor:
         """Coordinates D^(-1/2) x, in which the norm is Euclidean."""
-        if self._D is None:
+        if self.D_t is None:
             return x
-        return torch.linalg.solve(sqrt_psd(cast_like(self._D, x, "D")), x.mT).mT
+        return torch.linalg.solve(sqrt_psd(cast_like(self.D_t, x, "D")), x.mT).mT
 
     def _gaussian_distance(self, a: Gaussian, b: Gaussian) -> Tensor:
         self._require_p2("between Gaussians")
         S0, S1 = a.cov_t, b.cov_t
-        if self._D is not None:
-            inverse = torch.linalg.inv(sqrt_psd(cast_like(self._D, a.mean_t, "D")))
+        if self.D_t is not None:
+            inverse = torch.linalg.inv(sqrt_psd(cast_like(self.D_t, a.mean_t, "D")))
             S0, S1 = transfer(inverse, S0), transfer(inverse, S1)
         shift = self._white((a.mean_t - b.mean_t).unsqueeze(-2)).squeeze(-2)
         return hypotenuse(shift, bures_squared(*torch.broadcast_tensors(S0, S1)))
@@ -256,7 +254,7 @@ class Wasserstein(Metric):
 
     def _bures(self) -> BuresWasserstein:
         self._require_p2("between Gaussians")
-        return BuresWasserstein() if self._D is None else BuresWasserstein(D=self.D)
+        return BuresWasserstein() if self.D_t is None else BuresWasserstein(D=self.D)
 
     def _tangent(self, a: Particles, v: Any, name: str) -> Tensor:
         field, _ = as_tensor(v, name, min_ndim=2)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..arrays import Array, as_tensor
+from ..arrays import Array, as_tensor, to_kind
 from ..attention import AffineBlock, Attention, MultiHeadAttention, SoftmaxAttention
 from ..errors import InvalidInput
 from ..measures import Particles
@@ -62,8 +62,9 @@ class AttentionLayer:
             full = head.homogeneous()
             parts.append(SoftmaxAttention(full.A(), full.V))
         if self.bias is not None:
-            b, _ = as_tensor(self.bias, "bias")
-            parts.append(AffineBlock(b.new_zeros(len(b) + 1, len(b) + 1), torch.cat([b, b.new_zeros(1)])))
+            b, kind = as_tensor(self.bias, "bias")
+            W, c = b.new_zeros(len(b) + 1, len(b) + 1), torch.cat([b, b.new_zeros(1)])
+            parts.append(AffineBlock(to_kind(W, kind), to_kind(c, kind)))
         return MultiHeadAttention(parts)
 
     def homogeneous_tokens(self) -> Particles:

@@ -28,6 +28,8 @@ class SinkhornResult:
         Potential of y. For equal measures and symmetric A, f = g.
     value : Tensor (...)
         OT = E_pi[-y^T A x] + eps KL(pi | a x b).
+    excess : Tensor (...)
+        The mass of kappa a x b beyond 1: OT is sum a f + sum b g - eps excess, to second order in the errors.
     error_x, error_y : Tensor (...)
         L1 errors of the marginals: sum_i a_i |sum_j kappa_ij b_j - 1|, sum_j b_j |sum_i a_i kappa_ij - 1|.
     mean_y : Tensor (..., n, d)
@@ -41,6 +43,7 @@ class SinkhornResult:
     f: Tensor
     g: Tensor
     value: Tensor
+    excess: Tensor
     error_x: Tensor
     error_y: Tensor
     mean_y: Tensor
@@ -122,11 +125,12 @@ def sinkhorn(
     if warm is not None:
         start = (_flat(warm[0], a) / eps - shift_x).detach(), (_flat(warm[1], b) / eps - shift_y).detach()
     job = Job(tol, max_iter, symmetric, mask, memory)
-    phi, psi, mean, value, error_x, error_y = run(job, problem, start)
+    phi, psi, mean, value, excess, error_x, error_y = run(job, problem, start)
     if problem.differentiable:
         first, (phi, psi) = attach_potentials(problem, phi, psi)
         value = dual_value(problem, *first)
         mean = soft_average(problem, psi, problem.y)
+        excess = torch.zeros_like(excess)  # two Newton steps on, it is gone
     f, g = gauge(eps * (phi + shift_x), eps * (psi + shift_y), a, b)
     if symmetric:
         f = g = 0.5 * (f + g)  # equal to rounding already; now to the bit
@@ -135,6 +139,7 @@ def sinkhorn(
         f.reshape(*batch, -1).to(dtype),
         g.reshape(*batch, -1).to(dtype),
         value.reshape(batch).to(dtype),
+        excess.reshape(batch),
         error_x.reshape(batch),
         error_y.reshape(batch),
         (mean + mean_y).reshape(*batch, *mean.shape[-2:]).to(dtype),

@@ -35,7 +35,7 @@ class Job:
 
 
 def run(job: Job, problem: Problem, start: tuple[Tensor, Tensor] | None) -> tuple[Tensor, ...]:
-    """Solve: (phi, psi, E[y | x], value, error_x, error_y); may warn `NotConverged`."""
+    """Solve: (phi, psi, E[y | x], value, excess mass, error_x, error_y); may warn `NotConverged`."""
     p = problem.detached()
     phi, psi = (None, None) if start is None else start
     out: tuple[Tensor, ...] = _Solve.apply(job, p.x, p.a, p.y, p.b, phi, psi)  # type: ignore[no-untyped-call]
@@ -125,5 +125,6 @@ def _finish(solution: Solution, symmetric: bool) -> tuple[Tensor, ...]:
     # at points of zero weight the potential is the soft-min of the others: one substitution
     phi = torch.where(p.a > 0, phi, phi - row.log())
     psi = torch.where(p.b > 0, psi, psi - column.log())
+    excess = (p.a * (row - 1.0)).sum(-1)
     value = (p.a * (phi - (row - 1.0))).sum(-1) + (p.b * psi).sum(-1)
-    return phi, psi, total / row.unsqueeze(-1), value, error_x, error_y
+    return phi, psi, total / row.unsqueeze(-1), value, excess, error_x, error_y

@@ -202,7 +202,7 @@ def _times(config: PhaseConfig, t_end: float, diagram: PhaseDiagram, values: Flo
         assert isinstance(attention, SoftmaxAttention)
         w, U = np.linalg.eigh(np.asarray(gaussian.cov))
         R = (U * np.sqrt(w)[:, None, :]) @ U.transpose(0, 2, 1)
-        rate = np.linalg.eigvalsh(2 * R @ attention.A.numpy() @ R)[:, -1]
+        rate = np.linalg.eigvalsh(2 * R @ attention.A_t.numpy() @ R)[:, -1]
         exact[begin : begin + chunk] = np.where(rate > 0, 1 / np.where(rate > 0, rate, 1.0), np.inf)
     exact = exact.reshape(diagram.code.shape)
     due = exact < t_end * (1 - 1e-6)

@@ -162,7 +162,9 @@ def test_twisted_hessian_restricted_to_gaussians_along_the_exponential() -> None
     hessian = riemannian_hessian(energy, metric, g)
     rng = np.random.default_rng(2)
     v = AffineVelocity(torch.tensor(rng.normal(size=2)), torch.tensor(0.3 * rng.normal(size=(2, 2))), "numpy")
-    v = hessian.chart.wrap(hessian.chart.tangent(hessian.chart.coordinates(v)), "numpy")  # horizontal
+    v = hessian.raw_chart.wrap(
+        hessian.raw_chart.tangent(hessian.raw_chart.coordinates(v)), "numpy"
+    )  # horizontal
     assert hessian.norm_squared(v) == pytest.approx(float(metric.inner(g, v, v)), rel=1e-12)
 
     def value(s: float) -> float:

@@ -41,7 +41,7 @@ def test_quotient_is_that_of_the_hessian_and_its_gradient_that_of_differences(ca
     hessian = riemannian_hessian(ENERGY, metric, problem.measure(theta))
     rng = np.random.default_rng(0)
     u = torch.from_numpy(rng.standard_normal(hessian.dim))
-    tangent = hessian.chart.wrap(hessian.chart.tangent(u), "numpy")
+    tangent = hessian.raw_chart.wrap(hessian.raw_chart.tangent(u), "numpy")
     z = np.concatenate([theta, problem.direction(tangent)])
     value, slope = problem.quotient(z)
     np.testing.assert_allclose(value, float(u @ hessian.raw_matvec(u) / (u @ u)), rtol=1e-9)

@@ -68,7 +68,7 @@ def test_near_equal_clouds_are_never_negative(size: float, eps: float) -> None:
     x = rng.normal(size=(50, 160))
     y = x + size * rng.normal(size=x.shape)
     value = SinkhornDivergence(Particles(y), eps).value(Particles(x))
-    assert value >= -1e-13
+    assert value >= 0.0
     assert value <= 0.5 * ((x - y) ** 2).sum(1).mean() + 1e-13
 
 
@@ -84,6 +84,24 @@ def test_near_equal_gaussians(size: float) -> None:
     assert divergence.value(mu) == pytest.approx(leading, rel=1e-13 + size)
     slope = divergence.wasserstein_gradient(mu).M[0, 0]
     assert slope == pytest.approx(-4 * leading / (T[0, 0] - s), rel=1e-13 + size)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_close_clouds_in_both_precisions(dtype: type, weighted: bool) -> None:
+    """Known fault: -3e-8 for close float32 clouds and -2.8e-14 at equal ones, three values rounded too soon."""
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        x = rng.normal(size=(5, 1)).astype(dtype)
+        w = rng.dirichlet(np.ones(5)).astype(dtype) if weighted else None
+        for eps in (0.01, 0.1, 1.0):
+            for size in (0.0, 1e-6, 1e-4):
+                y = (x + size * rng.normal(size=x.shape)).astype(dtype)
+                value = SinkhornDivergence(Particles(y, w), eps).value(Particles(x, w))
+                assert value.dtype == dtype
+                assert value >= 0.0
+                if size == 0.0:
+                    assert value <= 16 * 2.3e-16 * (2 * float((x.astype(float) ** 2).max()) + eps)
 
 
 def test_a_dirac_against_itself_and_another() -> None:

@@ -135,7 +135,7 @@ def test_batches_means_and_kinds() -> None:
     np.testing.assert_allclose(
         metric.distance(mu, same), np.linalg.norm(mu.mean - nu.mean, axis=-1), rtol=1e-13
     )
-    tensor = Gaussian(torch.from_numpy(mu.mean), torch.from_numpy(mu.cov))
+    tensor = Gaussian(torch.tensor(mu.mean), torch.tensor(mu.cov))
     assert isinstance(metric.distance(tensor, nu), torch.Tensor)
     assert metric.geodesic(tensor, nu).at(0.5).kind == "torch"
     assert isinstance(metric.geodesic(mu, nu).at(0.5).cov, np.ndarray)
