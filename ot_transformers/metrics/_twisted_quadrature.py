@@ -29,7 +29,7 @@ def quadrature_geodesic(
 ) -> Geodesic:
     """Geodesics of Gauss-Hermite clouds for growing node counts, and the difference of the last two."""
     restricted = geodesic(a, b).details
-    L0, L1 = restricted["start"][1], restricted["end"][1]
+    L0, L1 = (torch.as_tensor(restricted[name][1]) for name in ("start", "end"))
     found = []
     for n in nodes:
         z, w = hermite_nodes(n, a.dim)
