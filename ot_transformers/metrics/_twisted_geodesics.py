@@ -65,7 +65,8 @@ def between_clouds(
     if mu[0].shape == nu[0].shape and all(bool((p == q).all()) for p, q in zip(mu, nu, strict=True)):
         return Found(constant(a, kind), None)
     Dinv, root = torch.linalg.inv(D), torch.linalg.cholesky(D)
-    if a.n == 1 and b.n == 1 and a.dim == 1 and segments is None:
+    line = a.n == 1 and b.n == 1 and a.dim == 1
+    if line and segments is None:
         return Found(on_the_line(a, float(mu[0]), float(nu[0]), float(A), float(D), kind), None)
     rough, labels, exchanges = matched_path(mu, nu, A, Dinv, root, matching)
     x0, x1, w = mu[0][labels.rows], nu[0][labels.cols], labels.mass
@@ -73,7 +74,8 @@ def between_clouds(
         return Found(constant(a, kind), None)
     k, d = x0.shape
     sides = _cloud_side(mu, A, Dinv, root), _cloud_side(nu, A, Dinv, root)
-    way = through_infinity(sides, A, rough.log_length)
+    # (On the line the way from x past y to infinity and back is never shorter than that to y.)
+    way = None if line else through_infinity(sides, A, rough.log_length)
     path: Path | Polygon | None = None
     guess = rough.offsets
     if segments is not None:

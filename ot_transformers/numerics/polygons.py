@@ -43,8 +43,16 @@ A rule without end points would be cheated where the metric changes by orders wi
 nodes so that the ends of segments, which are long, lie between the points. Simpson's overestimates exponentials.
 """
 
-_FINE = (4, 3)
-"""Panels in lengths, and for the doubt in them; four Gauss points on each."""
+_FINE = 4
+"""Panels of a segment in lengths."""
+
+_GAUSS = gauss(4)
+_LOBATTO = (
+    np.array([0.0, 0.5 - 0.5 * (3 / 7) ** 0.5, 0.5, 0.5 + 0.5 * (3 / 7) ** 0.5, 1.0]),
+    np.array([0.05, 49 / 180, 16 / 45, 49 / 180, 0.05]),
+)
+"""Two rules on [0, 1] of about the same order. Lengths are of the first; the doubt in them is of the second, which sees
+the ends of segments: rules without end points may agree on a value that misses a peak there."""
 
 _CLOCK = 32
 """Degree of the polynomial through the logarithm of the speed of the guess."""
@@ -158,7 +166,7 @@ def shortest_polygon(
             offsets[0], offsets[-1] = 0.0, guess.offsets[-1]
         else:
             offsets = _refined(offsets, old, s)
-        fine, other = (_rule(cut(N * panels), panels, offsets) for panels in _FINE)
+        fine, other = (_rule(cut(N * _FINE), _FINE, base, offsets) for base in (_GAUSS, _LOBATTO))
         found, gradient, loss = _minimised(
             log_speed,
             start,
@@ -194,9 +202,10 @@ def extrapolated(log_lengths: list[float], doubts: list[float]) -> tuple[float, 
 
     With a = L_{N/4} - L_{N/2} and b = L_{N/2} - L_N, about 4 b, the Romberg table is L_N, L_N - b / 3 and
     L_N - b / 3 + (a - 4 b) / 45 = (64 L_N - 20 L_{N/2} + L_{N/4}) / 45. The error is the last step of the table,
-    increased up to the step of the column before where the ratio a / b is not yet 4, at least |b| / 128 (what the next
-    step would be, were the ratio 4 by chance), and the relative doubts in the three lengths. Differences whose ratio is not within 2 and 8 are not those of an expansion in
-    1/N^2 yet: then L_N stands, with the larger of them as error.
+    increased up to the step of the column before where the ratio a / b is not yet 4, at least |b| / 128 (what the
+    next step would be, were the ratio 4 by chance), and the relative doubts in the three lengths. Differences whose
+    ratio is not within 2 and 8 are not those of an expansion in 1/N^2 yet: then L_N stands, with the larger of them
+    as error.
     """
     last = log_lengths[-1]
     if not math.isfinite(last):
@@ -279,9 +288,14 @@ def _panels(s: np.ndarray[Any, Any], panels: int) -> np.ndarray[Any, Any]:
     return np.asarray((ends - ends[:, :1]) / (ends[:, -1:] - ends[:, :1]))
 
 
-def _rule(s: np.ndarray[Any, Any], panels: int, like: Tensor) -> Rule:
-    """Four Gauss points on each panel."""
-    x, w = gauss(4)
+def _rule(
+    s: np.ndarray[Any, Any],
+    panels: int,
+    base: tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]],
+    like: Tensor,
+) -> Rule:
+    """A rule on [0, 1] on each panel."""
+    x, w = base
     ends = _panels(s, panels)
     step = np.diff(ends)[..., None]
     pair = (ends[:, :-1, None] + step * x, step * w)

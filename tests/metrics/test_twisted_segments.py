@@ -72,6 +72,19 @@ def test_dirac_masses_in_closed_form(a: float, x: float, y: float) -> None:
     assert float(half.length) == pytest.approx(0.5 * exact, rel=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("a", "x", "y"), [(-1.0, 1.0, 30.0), (-1.0, 30.0, 28.0), (1.0, -3.0, 20.0), (1.0, 30.0, 31.0)]
+)
+def test_the_line_is_shortest_within_its_error(a: float, x: float, y: float) -> None:
+    """Past y to infinity and back is no shorter than to y, however near the two lengths are."""
+    metric = TwistedWasserstein(a, D=0.7, tol=1e-3)
+    mu, nu = Particles([[x]]), Particles([[y]])
+    exact = metric.geodesic(mu, nu).details["log_length"]
+    path = metric.geodesic(mu, nu, method="segments")
+    assert path.converged
+    assert abs(np.expm1(path.details["log_length"] - exact)) <= path.details["relative_error"]
+
+
 def test_thirty_away_does_not_overflow() -> None:
     metric = TwistedWasserstein(np.eye(2), D=np.eye(2), tol=1e-4)
     a, b = Particles([[30.0, 0.0]]), Particles([[30.0, 1.0]])
