@@ -14,8 +14,6 @@ from .base import Energy
 
 __all__ = ["SinkhornDivergence"]
 
-"""Ulps of max |x|^2 + max |y|^2 + eps (centred clouds) that exact potentials give the divergence to."""
-
 
 class SinkhornDivergence(Energy):
     """S(mu) = OT(mu, nu) - OT(mu, mu) / 2 - OT(nu, nu) / 2, nu the target.

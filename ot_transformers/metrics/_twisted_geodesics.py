@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..arrays import Array, Kind, to_kind
-from ..errors import NotConverged
+from ..arrays import Array, Kind, check_choice, check_count, to_kind
+from ..errors import InvalidInput, NotConverged
 from ..measures import Gaussian, Measure, Particles
 from ..numerics.paths import Path
+from ..numerics.polygons import Polygon
 from ..numerics.twisted import log_speed
 from ..numerics.twisted_gaussians import gaussian_log_speed
 from . import _twisted_gaussians as gaussians
@@ -23,10 +24,18 @@ from ._displacement import check_time
 from ._twisted_escape import Side, Way, through_infinity
 from ._twisted_line import line_log_distance, line_point, line_velocity
 from ._twisted_matching import Labels, matched_path
-from ._twisted_particles import cloud_path
+from ._twisted_particles import cloud_path, cloud_polygon
 from .base import Geodesic
 
-__all__ = ["Found", "between_clouds", "between_gaussians", "initial_velocity", "square_factor", "warn"]
+__all__ = [
+    "Found",
+    "between_clouds",
+    "between_gaussians",
+    "initial_velocity",
+    "segment_count",
+    "square_factor",
+    "warn",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,13 +58,15 @@ def between_clouds(
     degrees: tuple[int, ...],
     kind: Kind,
     polish: float | None = None,
+    segments: int | None = None,
 ) -> Found:
-    """Geodesic of two clouds."""
+    """Geodesic of two clouds: of polynomials, or of polygons where `segments` is given."""
     mu, nu = ((c.x_t.detach().double(), c.weights_t.detach().double()) for c in (a, b))
     if mu[0].shape == nu[0].shape and all(bool((p == q).all()) for p, q in zip(mu, nu, strict=True)):
         return Found(constant(a, kind), None)
     Dinv, root = torch.linalg.inv(D), torch.linalg.cholesky(D)
-    if a.n == 1 and b.n == 1 and a.dim == 1:
+    line = a.n == 1 and b.n == 1 and a.dim == 1
+    if line and segments is None:
         return Found(on_the_line(a, float(mu[0]), float(nu[0]), float(A), float(D), kind), None)
     rough, labels, exchanges = matched_path(mu, nu, A, Dinv, root, matching)
     x0, x1, w = mu[0][labels.rows], nu[0][labels.cols], labels.mass
@@ -63,13 +74,17 @@ def between_clouds(
         return Found(constant(a, kind), None)
     k, d = x0.shape
     sides = _cloud_side(mu, A, Dinv, root), _cloud_side(nu, A, Dinv, root)
-    way = through_infinity(sides, A, rough.log_length)
-    path, guess = None, rough.offsets
-    if way is not None and way.log_length < rough.log_length + 1e-3:
+    # (On the line the way from x past y to infinity and back is never shorter than that to y.)
+    way = None if line else through_infinity(sides, A, rough.log_length)
+    path: Path | Polygon | None = None
+    guess = rough.offsets
+    if segments is not None:
+        path = cloud_polygon(rough, x0.shape, w, A, Dinv, root, tol, segments)
+    elif way is not None and way.log_length < rough.log_length + 1e-3:
         # The path may run off to infinity: high degrees only if it turns out to be the shorter one.
         path = cloud_path(x0, x1, w, A, Dinv, root, tol, tuple(n for n in degrees if n <= 16), guess, polish)
         guess = path.offsets
-    if path is None or (minimising(path, way) and not path.converged):
+    if path is None or (isinstance(path, Path) and minimising(path, way) and not path.converged):
         path = cloud_path(x0, x1, w, A, Dinv, root, tol, degrees, guess, polish)
 
     def speed(points: Tensor, slopes: Tensor) -> Tensor:
@@ -88,10 +103,11 @@ def between_clouds(
         **_facts(path, way),
         "matching": labels.cols.cpu().numpy() if labels.permutation else None,
         "exchanges": exchanges,
-        "initial_velocity": lambda: initial_velocity(path, speed).reshape(k, d).to(a.dtype),
-        "end": x1.to(a.dtype),
+        "initial_velocity": lambda: to_kind(initial_velocity(path, speed).reshape(k, d).to(a.dtype), kind),
+        "end": to_kind(x1.to(a.dtype), kind),
     }
-    return Found(_geodesic(path, way, at, details, a.dtype, kind), path, labels)
+    found = _geodesic(path, way, at, details, a.dtype, kind)
+    return Found(found, path if isinstance(path, Path) else None, labels)
 
 
 def _cloud_side(cloud: tuple[Tensor, Tensor], A: Tensor, Dinv: Tensor, root: Tensor) -> Side:
@@ -115,7 +131,7 @@ def _cloud_side(cloud: tuple[Tensor, Tensor], A: Tensor, Dinv: Tensor, root: Ten
 def on_the_line(a: Particles, x: float, y: float, A: float, D: float, kind: Kind) -> Geodesic:
     """Dirac masses of R, in closed form."""
     log_length = line_log_distance(A, D, x, y)
-    length = math.exp(log_length) if log_length < _LOG_MAX else math.inf
+    length = _exp(log_length)
 
     def at(t: float) -> Particles:
         point = line_point(A, D, x, y, check_time(t))
@@ -128,11 +144,24 @@ def on_the_line(a: Particles, x: float, y: float, A: float, D: float, kind: Kind
         "exchanges": 0,
         "degrees": (),
         "through_infinity": None,
-        "initial_velocity": lambda: torch.full((1, 1), line_velocity(A, D, x, y), dtype=a.dtype),
-        "end": torch.full((1, 1), y, dtype=a.dtype),
+        "initial_velocity": lambda: to_kind(
+            torch.full((1, 1), line_velocity(A, D, x, y), dtype=a.dtype), kind
+        ),
+        "end": to_kind(torch.full((1, 1), y, dtype=a.dtype), kind),
     }
     error = 1e-14 * length if length < math.inf else math.inf
     return Geodesic(_number(length, a.dtype, kind), _number(error, a.dtype, kind), True, at, details)
+
+
+def segment_count(method: str, segments: int, measure: Measure) -> int | None:
+    """Segments of polygons, None for polynomials; the arguments checked."""
+    check_choice(method, "method", ("polynomial", "segments"))
+    check_count(segments, "segments", 8)
+    if segments % 4:
+        raise InvalidInput(f"segments must be a multiple of 4, got {segments}")
+    if method == "segments" and isinstance(measure, Gaussian):
+        raise InvalidInput("method 'segments' is for Particles, mu and nu are Gaussians")
+    return segments if method == "segments" else None
 
 
 def between_gaussians(
@@ -177,9 +206,9 @@ def between_gaussians(
 
     details = {
         **_facts(path, way),
-        "initial_velocity": lambda: initial_velocity(path, speed),
-        "start": (m0, L0),
-        "end": gaussians.split(path.end, d),
+        "initial_velocity": lambda: to_kind(initial_velocity(path, speed), kind),
+        "start": _pair(m0, L0, kind),
+        "end": _pair(*gaussians.split(path.end, d), kind),
         "upper_bound": True,
     }
     return Found(_geodesic(path, way, at, details, a.dtype, kind), path)
@@ -188,16 +217,29 @@ def between_gaussians(
 _LOG_MAX = 709.0
 
 
+def _exp(log_length: float) -> float:
+    return math.exp(log_length) if log_length < _LOG_MAX else math.inf
+
+
 def _number(value: float, dtype: torch.dtype, kind: Kind) -> Array:
     return to_kind(torch.tensor(value, dtype=dtype), kind)
 
 
-def _facts(path: Path, way: Way | None) -> dict[str, Any]:
+def _pair(mean: Tensor, factor: Tensor, kind: Kind) -> tuple[Array, Array]:
+    return to_kind(mean.clone(), kind), to_kind(factor.clone(), kind)
+
+
+def _facts(path: Path | Polygon, way: Way | None) -> dict[str, Any]:
     infinity = None
     if way is not None:
-        infinity = math.exp(way.log_length) if way.log_length < _LOG_MAX else math.inf
+        infinity = _exp(way.log_length)
+    drawn: dict[str, Any] = (
+        {"degrees": path.degrees}
+        if isinstance(path, Path)
+        else {"segments": path.segments, "lengths": tuple(_exp(value) for value in path.log_lengths)}
+    )
     return {
-        "degrees": path.degrees,
+        **drawn,
         "log_length": path.log_length,
         "gradient": path.gradient,
         "relative_error": path.error,
@@ -207,14 +249,14 @@ def _facts(path: Path, way: Way | None) -> dict[str, Any]:
 
 
 def _geodesic(
-    path: Path,
+    path: Path | Polygon,
     way: Way | None,
     at: Callable[[float], Measure],
     details: dict[str, Any],
     dtype: Any,
     kind: Kind,
 ) -> Geodesic:
-    length = math.exp(path.log_length) if path.log_length < _LOG_MAX else math.inf
+    length = _exp(path.log_length)
     error = (path.error + torch.finfo(dtype).eps) * length
     details["minimising"] = shortest = minimising(path, way)
     return Geodesic(
@@ -222,7 +264,7 @@ def _geodesic(
     )
 
 
-def minimising(path: Path, way: Way | None) -> bool:
+def minimising(path: Path | Polygon, way: Way | None) -> bool:
     """Whether a path is shorter than the way through infinity."""
     return way is None or way.log_length > path.log_length + 1e-5
 
@@ -232,7 +274,12 @@ def warn(geodesic: Geodesic, tol: float, *, of_distance: bool, stacklevel: int) 
     facts = geodesic.details
     if facts.get("minimising", True):
         if not geodesic.converged:
-            text = f"relative error {facts['relative_error']:.2e} > tol {tol:.1e} at degree {facts['degrees'][-1]}"
+            last = (
+                f"degree {facts['degrees'][-1]}"
+                if "degrees" in facts
+                else f"{facts['segments'][-1]} segments"
+            )
+            text = f"relative error {facts['relative_error']:.2e} > tol {tol:.1e} at {last}"
             warnings.warn(f"twisted geodesic: {text}", NotConverged, stacklevel=stacklevel + 1)
     elif not of_distance:
         text = f"the way through infinity, of length {facts['through_infinity']:.8g}, is shorter"
@@ -247,15 +294,17 @@ def constant(a: Gaussian | Particles, kind: Kind) -> Geodesic:
     shape = a.x_t.shape if isinstance(a, Particles) else (a.dim * (1 + a.dim),)
     zero = torch.zeros(shape, dtype=a.dtype)
     details: dict[str, Any] = {
-        "initial_velocity": lambda: zero,
+        "initial_velocity": lambda: to_kind(zero, kind),
         "log_length": -math.inf,
         "degrees": (),
         "through_infinity": None,
     }
     if isinstance(a, Particles):
-        details.update(matching=np.arange(a.n), exchanges=0, end=a.x_t)
+        details.update(matching=np.arange(a.n), exchanges=0, end=to_kind(a.x_t.detach().clone(), kind))
     if isinstance(a, Gaussian):
-        details["start"] = details["end"] = (a.mean_t.double(), square_factor(a.factor_t.double()))
+        details["start"] = details["end"] = _pair(
+            a.mean_t.detach().double(), square_factor(a.factor_t.detach().double()), kind
+        )
     rest = _number(0.0, a.dtype, kind)
 
     def at(t: float) -> Measure:

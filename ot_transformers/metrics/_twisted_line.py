@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import torch
 from scipy import special
 from scipy.optimize import brentq
+from torch import Tensor
 
 from ..numerics.paths import gauss
 
-__all__ = ["line_log_distance", "line_point", "line_velocity"]
+__all__ = ["line_lengths", "line_log_distance", "line_point", "line_velocity"]
 
 _FEW_DIGITS = 8.0
 """Below this change of the exponent Gauss-Legendre quadrature is exact to rounding."""
@@ -66,3 +68,12 @@ def line_velocity(a: float, D: float, x: float, y: float) -> float:
     """dx/dt at t = 0 of the geodesic from x that is at y at t = 1."""
     log_length = line_log_distance(a, D, x, y)
     return 0.0 if x == y else math.copysign(math.exp(log_length + 0.5 * math.log(D) - 0.5 * a * x * x), y - x)
+
+
+def line_lengths(A: Tensor, D: Tensor) -> Tensor:
+    """Length sqrt(2 pi / |a|) of each eigenline of D^{1/2} A D^{1/2} through Dirac masses, (d,); inf for a >= 0."""
+    w, U = torch.linalg.eigh(D)
+    root = (U * w.sqrt()) @ U.mT
+    a = torch.linalg.eigvalsh(root @ A @ root)
+    # Along e in coordinates D^{1/2} e: int e^{a s^2 / 2} ds, s the D^{-1} length.
+    return torch.where(a < 0, (2 * math.pi / torch.where(a < 0, -a, 1.0)).sqrt(), torch.inf)

@@ -14,12 +14,13 @@ from torch import Tensor
 
 from ..errors import InvalidInput, NotConverged
 from ..measures import Particles
-from ..numerics.paths import Path, shortest_path
+from ..numerics.paths import LogSpeed, Path, shortest_path
+from ..numerics.polygons import Polygon, shortest_polygon
 from ..numerics.tilted import log_interaction, safe_log
 from ..numerics.twisted import log_speed
 from ..numerics.twisted_flow import cloud_acceleration, follow_geodesic
 
-__all__ = ["cloud_exp", "cloud_path", "polygon_action", "refined_velocity"]
+__all__ = ["cloud_exp", "cloud_path", "cloud_polygon", "polygon_action", "refined_velocity"]
 
 _SHOT = 1e-10
 """Miss at which shooting stops."""
@@ -68,11 +69,44 @@ def cloud_path(
     max_iter: int = 400,
 ) -> Path:
     """Shortest path between labelled clouds (k, d); `max_iter` a degree."""
-    k, d = x.shape
+    return shortest_path(
+        _flat_speed(x.shape, weights, A, Dinv),
+        x.reshape(-1),
+        y.reshape(-1),
+        scale=_scale(x, y, weights, A, root),
+        tol=tol,
+        degrees=degrees,
+        guess=guess,
+        polish=polish,
+        max_iter=max_iter,
+    )
 
-    def speed(points: Tensor, slopes: Tensor) -> Tensor:
-        return log_speed(points.reshape(-1, k, d), slopes.reshape(-1, k, d), weights, A, Dinv)
 
+def cloud_polygon(
+    path: Path,
+    shape: torch.Size,
+    weights: Tensor,
+    A: Tensor,
+    Dinv: Tensor,
+    root: Tensor,
+    tol: float,
+    segments: int,
+) -> Polygon:
+    """Shortest polygon of that many segments between the ends of a path of labelled clouds of a shape (k, d)."""
+    x, y = path.start.reshape(shape), path.end.reshape(shape)
+    scale = _scale(x, y, weights, A, root)
+    speed = _flat_speed(shape, weights, A, Dinv)
+    return shortest_polygon(speed, path, scale=scale, tol=tol, segments=segments)
+
+
+def _flat_speed(shape: torch.Size, weights: Tensor, A: Tensor, Dinv: Tensor) -> LogSpeed:
+    return lambda points, slopes: log_speed(
+        points.reshape(-1, *shape), slopes.reshape(-1, *shape), weights, A, Dinv
+    )
+
+
+def _scale(x: Tensor, y: Tensor, weights: Tensor, A: Tensor, root: Tensor) -> Tensor:
+    """Lengths of the coordinates (k d,), from the weights and G at the ends."""
     with torch.no_grad():
         middle = 0.5 * (log_interaction(x, weights, A) + log_interaction(y, weights, A))
         half = -0.5 * (safe_log(weights) + middle)
@@ -81,18 +115,7 @@ def cloud_path(
         # Coordinates in which the metric is about one number times the identity, and the chord has length 1.
         size = float(((y - x).square().sum(-1) / unit.square()).sum().sqrt())
     spread = root.diagonal().abs()
-    scale = (unit.unsqueeze(-1) * spread).reshape(-1) * max(size, 1e-300) / max(float(spread.mean()), 1e-300)
-    return shortest_path(
-        speed,
-        x.reshape(-1),
-        y.reshape(-1),
-        scale=scale,
-        tol=tol,
-        degrees=degrees,
-        guess=guess,
-        polish=polish,
-        max_iter=max_iter,
-    )
+    return (unit.unsqueeze(-1) * spread).reshape(-1) * max(size, 1e-300) / max(float(spread.mean()), 1e-300)
 
 
 def refined_velocity(a: Particles, v: Tensor, end: Tensor, A: Tensor, D: Tensor) -> Tensor:

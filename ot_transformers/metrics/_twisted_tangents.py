@@ -17,7 +17,7 @@ from ._twisted_geodesics import square_factor
 from ._twisted_particles import cloud_exp, refined_velocity
 from .base import Geodesic
 
-__all__ = ["as_affine", "as_field", "exponential", "inner_product", "logarithm"]
+__all__ = ["as_affine", "as_field", "exponential", "inner_product", "logarithm", "tangent_members"]
 
 _RTOL = 1e-11
 _REFINED = 128
@@ -43,6 +43,15 @@ def as_field(value: Any, name: str, mu: Particles) -> Tensor:
     return v.to(mu.dtype)
 
 
+def tangent_members(value: Any, mu: Gaussian | Particles) -> list[Any]:
+    """Check the tangents at a batch of measures, and take them apart in row-major order."""
+    if isinstance(mu, Particles):
+        return list(as_field(value, "tangent", mu).reshape(-1, mu.n, mu.dim))
+    v, shape = as_affine(value, "tangent", mu), mu.batch_shape
+    b, M = (t.expand(*shape, *t.shape[-k:]).reshape(-1, *t.shape[-k:]) for t, k in ((v.b_t, 1), (v.M_t, 2)))
+    return [AffineVelocity(p, q, v.kind) for p, q in zip(b, M, strict=True)]
+
+
 def exponential(mu: Gaussian | Particles, tangent: Any, A: Tensor, D: Tensor) -> tuple[Any, float]:
     """The end of the geodesic, and the relative drift of its energy."""
     if isinstance(mu, Particles):
@@ -58,9 +67,9 @@ def exponential(mu: Gaussian | Particles, tangent: Any, A: Tensor, D: Tensor) ->
 
 def logarithm(mu: Gaussian | Particles, path: Geodesic, A: Tensor, D: Tensor) -> Any:
     """The initial velocity of a polished geodesic, as a tensor (n, d) or an affine velocity."""
-    v = path.details["initial_velocity"]()
+    v = torch.as_tensor(path.details["initial_velocity"]())
     if isinstance(mu, Gaussian):
-        m, L = path.details["start"]
+        m, L = (torch.as_tensor(t) for t in path.details["start"])
         dm, dL = gaussians.split(v.double(), mu.dim)
         q, lift = gaussians.side_by_side(m, L), gaussians.side_by_side(dm, dL)
         lift = horizontal(q, lift, A, torch.linalg.inv(D))
@@ -69,7 +78,7 @@ def logarithm(mu: Gaussian | Particles, path: Geodesic, A: Tensor, D: Tensor) ->
     if v.shape != mu.x_t.shape:
         raise InvalidInput("mu and nu have different weights: their geodesic splits particles and has no log")
     refine = v.numel() <= _REFINED and "closed_form" not in path.details
-    return refined_velocity(mu, v, path.details["end"], A, D) if refine else v
+    return refined_velocity(mu, v, torch.as_tensor(path.details["end"]), A, D) if refine else v
 
 
 def inner_product(mu: Gaussian | Particles, v: Any, w: Any, A: Tensor, D: Tensor) -> Tensor:

@@ -30,12 +30,13 @@ from ..numerics.tilted import log_interaction
 from . import _twisted_gaussians as gaussians
 from ._twisted_batch import joined_geodesic, joined_measure, joined_step, joined_velocity, members
 from ._twisted_derivative import attached, cloud_length, gaussian_length, line_length, wanted
-from ._twisted_geodesics import Found, between_clouds, between_gaussians, square_factor, warn
+from ._twisted_geodesics import Found, between_clouds, between_gaussians, segment_count, square_factor, warn
+from ._twisted_line import line_lengths
 from ._twisted_particles import polygon_action
 from ._twisted_proximal import proximal_twisted
 from ._twisted_quadrature import quadrature_geodesic
 from ._twisted_structure import parameters
-from ._twisted_tangents import as_affine, as_field, exponential, inner_product, logarithm
+from ._twisted_tangents import as_affine, as_field, exponential, inner_product, logarithm, tangent_members
 from .base import EnergyLike, Geodesic, Metric, ProximalResult, shown
 
 __all__ = ["TwistedWasserstein"]
@@ -115,12 +116,7 @@ class TwistedWasserstein(Metric):
 
         In d = 1 this is the length of the line: sqrt(2 pi / |a|) / sqrt(D) for the scalars a and D.
         """
-        w, U = torch.linalg.eigh(self.D_t)
-        root = (U * w.sqrt()) @ U.mT
-        a = torch.linalg.eigvalsh(root @ self.A_t @ root)
-        # Along e in coordinates D^{1/2} e: int e^{a s^2 / 2} ds, s the D^{-1} length.
-        length = torch.where(a < 0, (2 * math.pi / torch.where(a < 0, -a, 1.0)).sqrt(), torch.inf)
-        return view_of(length, self.kind)
+        return view_of(line_lengths(self.A_t, self.D_t), self.kind)
 
     def _at(self, like: Tensor) -> tuple[Tensor, Tensor]:
         return cast_like(self.A_t, like, "A"), cast_like(self.D_t, like, "D")
@@ -185,12 +181,21 @@ class TwistedWasserstein(Metric):
         return attached(value, length, inputs)
 
     def geodesic(
-        self, mu: Measure, nu: Measure, *, matching: str = "optimal", max_degree: int = 64
+        self,
+        mu: Measure,
+        nu: Measure,
+        *,
+        matching: str = "optimal",
+        method: str = "polynomial",
+        max_degree: int = 64,
+        segments: int = 16,
     ) -> Geodesic:
         """Shortest path from mu to nu, its length with an error estimate.
 
-        Polynomial paths of doubling degree (`numerics.paths`): as the error of a degree falls exponentially,
-        the difference of the last two stands where extrapolation in the number of segments would.
+        "polynomial": polynomials of doubling degree (`numerics.paths`); as the error of a degree falls
+        exponentially, the difference of the last two is that of the length. "segments": polygons of N/4, N/2 and N
+        segments (`numerics.polygons`); their lengths are those of the geodesic up to even powers of 1/N, so
+        Richardson extrapolation gives the length and its error.
 
         Parameters
         ----------
@@ -201,19 +206,24 @@ class TwistedWasserstein(Metric):
             they pay, a limited number of them, for up to 256 particles). Clouds of different weights move along
             the pieces of a plan, improved likewise. The error of the length is that of the path with this
             matching: a better one may exist for many particles.
+        method : "polynomial" or "segments"
+            Gaussians have the first only.
         max_degree : int, largest degree of the path
+        segments : int, a multiple of 4 from 8 on
 
         Returns
         -------
         Geodesic
-            `details`: "log_length" (finite where the length overflows), "matching", "exchanges", "degrees",
-            "through_infinity" (length of the best way through infinity, None where there is none near).
+            `details`: "log_length" (finite where the length overflows), "matching", "exchanges", "degrees" (or
+            "segments" and "lengths", of the polygons; `at` runs along the last), "through_infinity" (length of the
+            best way through infinity, None where there is none near).
         """
         a, b, shape = self._pair(mu, nu)
         check_choice(matching, "matching", ("optimal", "identity"))
         check_count(max_degree, "max_degree", 8)
+        count = segment_count(method, segments, a)
         pairs = zip(members(a, shape), members(b, shape), strict=True)
-        parts = [self._found(p, q, matching, max_degree).geodesic for p, q in pairs]
+        parts = [self._found(p, q, matching, max_degree, segments=count).geodesic for p, q in pairs]
         for g in parts:
             warn(g, self.tol, of_distance=False, stacklevel=2)
         kind = common_kind(mu, nu, self)
@@ -221,16 +231,21 @@ class TwistedWasserstein(Metric):
         return replace(path, details=shown(path.details, kind))
 
     def _found(
-        self, a: Any, b: Any, matching: str = "optimal", max_degree: int = 64, polish: float | None = None
+        self,
+        a: Any,
+        b: Any,
+        matching: str = "optimal",
+        max_degree: int = 64,
+        polish: float | None = None,
+        segments: int | None = None,
     ) -> Found:
         degrees = tuple(n for n in (4, 8, 16, 32, 64, 128) if n <= max_degree)
         kind = common_kind(a, b, self)
         A, D = self._doubles(a.mean_t)
         if isinstance(a, Gaussian):
             return between_gaussians(a, b, A, D, tol=self.tol, degrees=degrees, kind=kind, polish=polish)
-        return between_clouds(
-            a, b, A, D, tol=self.tol, matching=matching, degrees=degrees, kind=kind, polish=polish
-        )
+        rest: dict[str, Any] = {"degrees": degrees, "kind": kind, "polish": polish, "segments": segments}
+        return between_clouds(a, b, A, D, tol=self.tol, matching=matching, **rest)
 
     def quadrature_geodesic(
         self, mu: Gaussian, nu: Gaussian, *, nodes: tuple[int, ...] = (8, 12, 16)
@@ -275,18 +290,7 @@ class TwistedWasserstein(Metric):
         a = self._one(mu, "mu")
         A, D = self._doubles(a.mean_t)
         shape, kind = a.batch_shape, common_kind(mu, self)
-        if isinstance(a, Gaussian):
-            v = as_affine(tangent, "tangent", a)
-            parts = zip(
-                *(
-                    t.expand(*shape, *t.shape[-k:]).reshape(-1, *t.shape[-k:])
-                    for t, k in ((v.b_t, 1), (v.M_t, 2))
-                ),
-                strict=True,
-            )
-            tangents: list[Any] = [type(v)(b, M, v.kind) for b, M in parts]
-        else:
-            tangents = list(as_field(tangent, "tangent", a).reshape(-1, a.n, a.dim))
+        tangents = tangent_members(tangent, a)
         ends = [exponential(p, t, A, D) for p, t in zip(members(a, shape), tangents, strict=True)]
         drift = max(end[1] for end in ends)
         if drift > _DRIFT:

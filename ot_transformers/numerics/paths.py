@@ -26,7 +26,7 @@ from torch import Tensor
 
 from .minimise import lbfgs
 
-__all__ = ["Path", "gauss", "shortest_path"]
+__all__ = ["LogSpeed", "Path", "gauss", "shortest_path"]
 
 _BEND = 0.02
 """Bump of the first guess, as a fraction of the largest displacement."""
@@ -189,7 +189,7 @@ def shortest_path(
     best = _straight(gap, 2) if guess is None else guess
     best_length, _ = _fine_length(log_speed, start, best)
     offsets = _bent(gap, degrees[0]) if guess is None else _interpolated(guess, degrees[0])
-    goal = max(0.5 * tol**0.5, 1e-10)
+    goal = max(0.2 * tol**0.5, 1e-10)
     for N in degrees:
         known = best_length
         tries = []
@@ -328,13 +328,13 @@ def _optimise(
         return value.detach().reshape(1), torch.nan_to_num(g).reshape(1, -1)
 
     z0 = torch.zeros(1, m + angles.numel(), dtype=guess.dtype, device=guess.device)
-    # The relative error of the length is |gradient|^2 / 8 where the Hessian is 2; allow for a quarter of that.
+    # The relative error of the length is |gradient|^2 / 8 where the Hessian is 2; allow for a 32nd of that.
     tolerance = torch.full((1,), goal, dtype=guess.dtype, device=guess.device)
     found = lbfgs(evaluate, z0, scale=0.5, tolerance=tolerance, max_iter=max_iter)
     value, norm = max(float(found.value), 1e-300), float(found.gradient_norm)
     offsets = offsets_of(found.y[0]).detach()
     new_angles = (angles + found.y[0, m:]).detach()
-    return offsets, new_angles, 0.5 * (base + float(np.log(value))), norm / value, norm**2 / (2 * value)
+    return offsets, new_angles, 0.5 * (base + float(np.log(value))), norm / value, 4 * norm**2 / value
 
 
 def _log_action(log_g: Tensor, w: Tensor, clock: Tensor) -> Tensor:

@@ -52,6 +52,15 @@ ROWS: list[tuple[str, Callable[[], object], str]] = [
         "mu",
     ),
     ("max-degree", lambda: METRIC.geodesic(CLOUD, CLOUD, max_degree=4), "max_degree must be"),
+    ("method", lambda: METRIC.geodesic(CLOUD, CLOUD, method="shooting"), "method must be one of"),
+    ("segments", lambda: METRIC.geodesic(CLOUD, CLOUD, method="segments", segments=4), "segments must be"),
+    (
+        "segments-odd",
+        lambda: METRIC.geodesic(CLOUD, CLOUD, method="segments", segments=10),
+        "segments must be a multiple of 4",
+    ),
+    ("segments-float", lambda: METRIC.geodesic(CLOUD, CLOUD, segments=16.0), "segments must be"),  # type: ignore[arg-type]
+    ("segments-gaussians", lambda: METRIC.geodesic(UNIT, UNIT, method="segments"), "method 'segments'"),
     ("time", lambda: METRIC.geodesic(CLOUD, Particles(np.ones((3, 2)))).at(2.0), "t must lie"),
     ("inner-shape", lambda: METRIC.inner(CLOUD, np.zeros(2), np.zeros((3, 2))), "v must have the shape"),
     ("inner-kind", lambda: METRIC.inner(UNIT, np.zeros(2), np.zeros(2)), "v must be an AffineVelocity"),
