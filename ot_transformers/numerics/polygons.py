@@ -194,9 +194,10 @@ def extrapolated(log_lengths: list[float], doubts: list[float]) -> tuple[float, 
 
     With a = L_{N/4} - L_{N/2} and b = L_{N/2} - L_N, about 4 b, the Romberg table is L_N, L_N - b / 3 and
     L_N - b / 3 + (a - 4 b) / 45 = (64 L_N - 20 L_{N/2} + L_{N/4}) / 45. The error is the last step of the table,
-    increased up to the step of the column before where the ratio a / b is not yet 4, at least |b| / 128 (what the next
-    step would be, were the ratio 4 by chance), and the relative doubts in the three lengths. Differences whose ratio is not within 2 and 8 are not those of an expansion in
-    1/N^2 yet: then L_N stands, with the larger of them as error.
+    increased up to the step of the column before where the ratio a / b is not yet 4, at least |b| / 128 (what the
+    next step would be, were the ratio 4 by chance), and the relative doubts in the three lengths. Differences whose
+    ratio is not within 2 and 8 are not those of an expansion in 1/N^2 yet: then L_N stands, with the larger of them
+    as error.
     """
     last = log_lengths[-1]
     if not math.isfinite(last):
