@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,11 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from ..errors import InvalidInput
+from ..numerics.path_batch import rough_lengths
 from ..numerics.paths import Path, gauss
 from ..numerics.tilted import log_interaction
 from ..numerics.transport import transport_plan
-from ._twisted_particles import cloud_path
+from ._twisted_particles import cloud_path, flat_speed, path_scale
 
 __all__ = ["Labels", "label", "matched_path"]
 
@@ -24,6 +26,13 @@ _ROUGH = 120
 _MANY = 64
 _FIELD_LIMIT = 256
 """Particles up to which plans are improved under the field of a path (a cost is a sum over all of them)."""
+
+_ALL = 6
+"""Particles up to which all n! matchings are compared."""
+_SIEVES = ((12, 0.4, 60), (80, 0.1, 8))
+"""Iterations, margin in the log length and number of matchings kept, one sieve after another."""
+_CONTESTS = ((8, 0.1, 4), (16, 0.02, 3))
+"""Degree, margin in the log length and number of matchings compared again, one contest after another."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,20 +129,46 @@ def _improved(cost: np.ndarray[Any, Any], labels: Labels, wx: Tensor, wy: Tensor
     return Labels(rows, cols, pieces / pieces.sum(), False)
 
 
+def _ordered(
+    x: Tensor, y: Tensor, weights: Tensor, A: Tensor, Dinv: Tensor, root: Tensor
+) -> list[tuple[Labels, Tensor]]:
+    """The most promising of all matchings of a few particles, best first, and their rough displacements.
+
+    All n! paths are minimised at once, roughly first (a few iterations); those within a margin again, for longer.
+    """
+    n = len(x)
+    perms = torch.tensor(list(permutations(range(n))), device=x.device)
+    kept = perms
+    for max_iter, share, most in _SIEVES:
+        scale = path_scale(x, y[kept], weights, A, root)
+        logs, offsets = rough_lengths(
+            flat_speed(x.shape, weights, A, Dinv),
+            x.reshape(-1),
+            y[kept].reshape(len(kept), -1),
+            scale,
+            degree=4,
+            max_iter=max_iter,
+        )
+        order = logs.argsort(stable=True)[:most]
+        order = order[logs[order] <= logs[order[0]] + share]
+        kept, offsets = kept[order], offsets[order]
+    return [(Labels.matching(p, weights), o) for p, o in zip(kept, offsets, strict=True)]
+
+
 def matched_path(
     mu: Cloud, nu: Cloud, A: Tensor, Dinv: Tensor, root: Tensor, matching: str
 ) -> tuple[Path, Labels, int]:
     """A rough path, its pairs, and the number of exchanges of a matching found by `matching`.
 
-    The pairs are improved by the best plan under the field of the path (all exchanges at once) and then by
-    exchanges of two targets, the most promising first, each kept if the path gets shorter. Their number is limited
-    (all pairs for up to 7 particles; 24 of them beyond 20): what is found for many may be improvable. From 257
-    particles on the first guess is taken.
+    Up to 6 particles of equal weights, all n! matchings are compared. Else the pairs are improved by the best plan
+    under the field of the path (all exchanges at once) and then by exchanges of two targets, the most promising
+    first, each kept if the path gets shorter. Their number is limited (all pairs for 7 particles; 24 of them beyond
+    20): what is found for many may be improvable. From 257 particles on the first guess is taken.
     """
     (x, wx), (y, wy) = mu, nu
 
-    def rough(labels: Labels, guess: Tensor | None = None) -> Path:
-        degrees = (2, 4) if guess is None else (4,)
+    def rough(labels: Labels, guess: Tensor | None = None, degree: int = 4) -> Path:
+        degrees = (2, 4) if guess is None else (degree,)
         ends = x[labels.rows], y[labels.cols]
         return cloud_path(*ends, labels.mass, A, Dinv, root, 1e-3, degrees, guess, max_iter=_ROUGH)
 
@@ -141,6 +176,20 @@ def matched_path(
     if matching == "identity" or x.shape[-1] == 1 or len(starts[0].rows) < 2 or len(x) > _FIELD_LIMIT:
         path, labels = min(((rough(g), g) for g in starts), key=lambda found: found[0].log_length)
         return path, labels, 0
+
+    if starts[0].permutation and len(x) <= _ALL:
+        ordered = _ordered(x, y, wx, A, Dinv, root)
+        found = [(rough(labels, guess), labels) for labels, guess in ordered]
+        found += [(rough(labels), labels) for labels in starts if not _among(labels, ordered)]
+        found.sort(key=lambda pair: pair[0].log_length)
+        # Low degrees do not tell near lengths apart: the first few again, at higher ones.
+        for degree, share, most in _CONTESTS:
+            limit = found[0][0].log_length + share
+            found = [pair for pair in found[:most] if pair[0].log_length <= limit]
+            if len(found) > 1:
+                found = [(rough(labels, path.offsets, degree), labels) for path, labels in found]
+                found.sort(key=lambda pair: pair[0].log_length)
+        return *found[0], 0
 
     def descend(labels: Labels) -> tuple[Path, Labels, int]:
         path, exchanges = rough(labels), 0
@@ -162,6 +211,10 @@ def matched_path(
     return min(
         (descend(g) for g in starts[: 1 if len(x) > _MANY else None]), key=lambda found: found[0].log_length
     )
+
+
+def _among(labels: Labels, ordered: list[tuple[Labels, Tensor]]) -> bool:
+    return any(bool((labels.cols == other.cols).all()) for other, _ in ordered)
 
 
 def _trials(n: int) -> int:

@@ -20,7 +20,15 @@ from ..numerics.tilted import log_interaction, safe_log
 from ..numerics.twisted import log_speed
 from ..numerics.twisted_flow import cloud_acceleration, follow_geodesic
 
-__all__ = ["cloud_exp", "cloud_path", "cloud_polygon", "polygon_action", "refined_velocity"]
+__all__ = [
+    "cloud_exp",
+    "cloud_path",
+    "cloud_polygon",
+    "flat_speed",
+    "path_scale",
+    "polygon_action",
+    "refined_velocity",
+]
 
 _SHOT = 1e-10
 """Miss at which shooting stops."""
@@ -70,10 +78,10 @@ def cloud_path(
 ) -> Path:
     """Shortest path between labelled clouds (k, d); `max_iter` a degree."""
     return shortest_path(
-        _flat_speed(x.shape, weights, A, Dinv),
+        flat_speed(x.shape, weights, A, Dinv),
         x.reshape(-1),
         y.reshape(-1),
-        scale=_scale(x, y, weights, A, root),
+        scale=path_scale(x, y, weights, A, root),
         tol=tol,
         degrees=degrees,
         guess=guess,
@@ -94,28 +102,30 @@ def cloud_polygon(
 ) -> Polygon:
     """Shortest polygon of that many segments between the ends of a path of labelled clouds of a shape (k, d)."""
     x, y = path.start.reshape(shape), path.end.reshape(shape)
-    scale = _scale(x, y, weights, A, root)
-    speed = _flat_speed(shape, weights, A, Dinv)
+    scale = path_scale(x, y, weights, A, root)
+    speed = flat_speed(shape, weights, A, Dinv)
     return shortest_polygon(speed, path, scale=scale, tol=tol, segments=segments)
 
 
-def _flat_speed(shape: torch.Size, weights: Tensor, A: Tensor, Dinv: Tensor) -> LogSpeed:
+def flat_speed(shape: torch.Size, weights: Tensor, A: Tensor, Dinv: Tensor) -> LogSpeed:
+    """Squared speeds of clouds of a shape (k, d) that are given as vectors."""
     return lambda points, slopes: log_speed(
         points.reshape(-1, *shape), slopes.reshape(-1, *shape), weights, A, Dinv
     )
 
 
-def _scale(x: Tensor, y: Tensor, weights: Tensor, A: Tensor, root: Tensor) -> Tensor:
-    """Lengths of the coordinates (k d,), from the weights and G at the ends."""
+def path_scale(x: Tensor, y: Tensor, weights: Tensor, A: Tensor, root: Tensor) -> Tensor:
+    """Lengths of the coordinates (..., k d), from the weights and G at the ends x and y (..., k, d)."""
     with torch.no_grad():
         middle = 0.5 * (log_interaction(x, weights, A) + log_interaction(y, weights, A))
         half = -0.5 * (safe_log(weights) + middle)
-        half = (half - half[torch.isfinite(half)].min()).clamp_max(20.0)
-        unit = torch.exp(half)
+        least = torch.where(torch.isfinite(half), half, torch.inf).amin(-1, keepdim=True)
+        unit = torch.exp((half - least).clamp_max(20.0))
         # Coordinates in which the metric is about one number times the identity, and the chord has length 1.
-        size = float(((y - x).square().sum(-1) / unit.square()).sum().sqrt())
-    spread = root.diagonal().abs()
-    return (unit.unsqueeze(-1) * spread).reshape(-1) * max(size, 1e-300) / max(float(spread.mean()), 1e-300)
+        size = ((y - x).square().sum(-1) / unit.square()).sum(-1).sqrt().clamp_min(1e-300)
+        spread = root.diagonal().abs()
+        spread = spread / spread.mean().clamp_min(1e-300)
+        return (unit.unsqueeze(-1) * spread).flatten(-2) * size.unsqueeze(-1)
 
 
 def refined_velocity(a: Particles, v: Tensor, end: Tensor, A: Tensor, D: Tensor) -> Tensor:

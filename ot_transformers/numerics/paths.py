@@ -26,7 +26,7 @@ from torch import Tensor
 
 from .minimise import lbfgs
 
-__all__ = ["LogSpeed", "Path", "gauss", "shortest_path"]
+__all__ = ["LogSpeed", "Path", "bent", "gauss", "path_matrices", "shortest_path"]
 
 _BEND = 0.02
 """Bump of the first guess, as a fraction of the largest displacement."""
@@ -143,6 +143,13 @@ def _fine_quadrature(
     return *_matrices(N, s), w.copy()
 
 
+def path_matrices(N: int, points: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Values, derivatives and weights of polynomials of degree N at Gauss-Legendre points, as tensors."""
+    s, w = gauss(points)
+    V, dV = _matrices(N, s)
+    return tuple(torch.from_numpy(np.array(a)).to(like) for a in (V, dV, w))  # type: ignore[return-value]
+
+
 @lru_cache(maxsize=64)
 def _quadrature(N: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Values, derivatives and weights at Gauss-Legendre points."""
@@ -188,7 +195,7 @@ def shortest_path(
     gradient, error, converged = np.inf, np.inf, False
     best = _straight(gap, 2) if guess is None else guess
     best_length, _ = _fine_length(log_speed, start, best)
-    offsets = _bent(gap, degrees[0]) if guess is None else _interpolated(guess, degrees[0])
+    offsets = bent(gap, degrees[0]) if guess is None else _interpolated(guess, degrees[0])
     goal = max(0.2 * tol**0.5, 1e-10)
     for N in degrees:
         known = best_length
@@ -259,17 +266,17 @@ def _ratio(difference: float) -> float:
 
 
 def _straight(gap: Tensor, N: int) -> Tensor:
-    return torch.from_numpy(_chebyshev(N)[0]).to(gap).unsqueeze(-1) * gap
+    return torch.from_numpy(_chebyshev(N)[0]).to(gap).unsqueeze(-1) * gap.unsqueeze(-2)
 
 
-def _bent(gap: Tensor, N: int) -> Tensor:
-    """The straight line with a small bump in a fixed direction without symmetries."""
+def bent(gap: Tensor, N: int) -> Tensor:
+    """The straight line (..., N + 1, k) with a small bump in a fixed direction without symmetries."""
     k = gap.shape[-1]
     if k == 1:
         return _straight(gap, N)
     noise = torch.from_numpy(np.random.default_rng(0).standard_normal(k)).to(gap)
     bump = torch.from_numpy(np.sin(np.pi * _chebyshev(N)[0])).to(gap).unsqueeze(-1)
-    return _straight(gap, N) + _BEND * gap.abs().max() * bump * noise
+    return _straight(gap, N) + _BEND * gap.abs().amax(-1)[..., None, None] * bump * noise
 
 
 def _interpolated(offsets: Tensor, N: int) -> Tensor:
