@@ -20,6 +20,9 @@ from ..measures import Gaussian, Measure, Particles, PositionedParticles
 
 __all__ = ["Status", "Trajectory", "named"]
 
+_MOVING = ("mean", "factor", "x")
+"""What of a measure a flow changes."""
+
 
 class Status(StrEnum):
     """How a flow ended."""
@@ -80,13 +83,14 @@ class Trajectory:
 
         A saved time gives its saved state; any other is integrated from the saved state before it, with the
         tolerances of the flow. A trajectory read from a file, or made by JKO steps, has no velocity to do so
-        and gives the saved state before t (the piecewise constant curve of JKO steps); read from a file, it holds
-        no time before the first saved one: have 0 in `save_at` to keep the start.
+        and gives the saved state before t (the piecewise constant curve of JKO steps). Before the first save time
+        the state before t is the initial measure, which files hold as well.
 
         Raises
         ------
         InvalidInput
-            t outside the times of the trajectory.
+            t outside the times of the trajectory: from 0 (from the first save time, where the initial measure is
+            not known) to the last save time.
         """
         s = as_scalar(t, "t")
         first = 0.0 if self.initial is not None else self.times[0]
@@ -94,8 +98,8 @@ class Trajectory:
             raise InvalidInput(
                 f"t must lie in [{first:g}, {self.times[-1]:g}], the times that this trajectory holds, got {s:g}"
             )
-        if s < self.times[0] and self.initial is not None and self.resume is not None:
-            return self.resume(self.initial, 0.0, s) if s > 0 else self.initial
+        if s < self.times[0] and self.initial is not None:
+            return self.initial if s == 0 or self.resume is None else self.resume(self.initial, 0.0, s)
         i = int(np.searchsorted(self.times, s, side="right")) - 1
         if self.times[i] == s or self.resume is None:
             return self.states[i]
@@ -126,6 +130,9 @@ class Trajectory:
             **{f"stats_{name}": np.asarray(v) for name, v in self.stats.items() if not _plain(v)},
             **_pack(self.states),
         }
+        if self.initial is not None and self.times[0] > 0:
+            start = _pack([self.initial])
+            data |= {f"initial_{name}": start[name] for name in _MOVING if name in start}
         return write_npz(path, data)
 
     @classmethod
@@ -168,6 +175,7 @@ class Trajectory:
             energy_rates=_starting(content, "rate_"),
             stats={**json.loads(str(content["stats"])), **_starting(content, "stats_")},
             warnings=tuple(str(w) for w in content["warnings"]),
+            initial=_unpack({**content, **start})[0] if (start := _starting(content, "initial_")) else None,
         )
 
 

@@ -124,6 +124,52 @@ def test_a_loaded_trajectory_gives_the_state_before_t(tmp_path):
     np.testing.assert_array_equal(back.at(1.7).cov, run.states[1].cov)
 
 
+@pytest.mark.parametrize("kind", ["gaussian", "weighted", "positioned", "batch", "torch"])
+def test_a_file_holds_the_start_before_the_first_save_time(tmp_path, kind):
+    """Solved: integrated from the initial measure. Loaded: that measure, the state before t."""
+    x = np.random.default_rng(0).standard_normal((4, 2))
+    w, s = [0.1, 0.2, 0.3, 0.4], [0.0, 0.2, 0.2, 1.0]
+    measure = {
+        "gaussian": otf.Gaussian.from_factor(np.ones(2), np.array([[1.0], [0.5]])),
+        "weighted": otf.Particles(x, w),
+        "positioned": otf.PositionedParticles(x, s, w),
+        "batch": otf.Particles(np.stack([x, -x])),
+        "torch": otf.Gaussian(torch.zeros(2), torch.eye(2)),
+    }[kind]
+    attention: otf.Attention = otf.SoftmaxAttention(-np.eye(2), np.eye(2))
+    if kind == "positioned":
+        attention = otf.MaskedAttention(attention)
+    run = otf.solve(attention, measure, 1.0, save_at=[0.5, 1.0])
+    full = otf.solve(attention, measure, 1.0, save_at=[0.25, 0.5, 1.0])
+    back = otf.Trajectory.load(run.save(tmp_path / "run.npz"))
+    np.testing.assert_array_equal(back.times, [0.5, 1.0])
+    for state, expected in (
+        (back.at(0.0), measure),
+        (back.at(0.4), measure),
+        (back.at(0.5), run.states[0]),
+        (back.at(0.7), run.states[0]),
+        (run.at(0.0), measure),
+    ):
+        assert type(state) is type(measure)
+        assert state.kind == measure.kind
+        for name in ("factor_t", "mean_t", "x_t", "weights_t", "s_t"):
+            if hasattr(expected, name):
+                torch.testing.assert_close(getattr(state, name), getattr(expected, name), rtol=0, atol=0)
+    tol = 1e-6 if kind == "torch" else 1e-8
+    torch.testing.assert_close(run.at(0.25).cov_t, full.states[0].cov_t, rtol=tol, atol=tol)
+    with pytest.raises(otf.InvalidInput, match=r"t must lie in \[0, 1\], got -0.1"):
+        back.at(-0.1)
+
+
+def test_a_file_without_its_start_says_which_times_it_holds(tmp_path):
+    run = otf.solve(otf.AffineBlock(-1.0), np.ones((3, 1)), 1.0, save_at=[0.5, 1.0])
+    path = run.save(tmp_path / "run.npz")
+    with np.load(path) as data:
+        np.savez(path, **{k: v for k, v in data.items() if not k.startswith("initial_")})
+    with pytest.raises(otf.InvalidInput, match=r"t must lie in \[0\.5, 1\], got 0\.2"):
+        otf.Trajectory.load(path).at(0.2)
+
+
 def test_recorded_rates_are_the_derivatives_of_recorded_energies():
     """dE/dt along any flow, also one that is not a gradient flow, by central differences."""
     rng = np.random.default_rng(1)
