@@ -157,7 +157,9 @@ def test_a_file_holds_the_start_before_the_first_save_time(tmp_path, kind):
                 torch.testing.assert_close(getattr(state, name), getattr(expected, name), rtol=0, atol=0)
     tol = 1e-6 if kind == "torch" else 1e-8
     torch.testing.assert_close(run.at(0.25).cov_t, full.states[0].cov_t, rtol=tol, atol=tol)
-    with pytest.raises(otf.InvalidInput, match=r"t must lie in \[0, 1\], got -0.1"):
+    with pytest.raises(
+        otf.InvalidInput, match=r"t must lie in \[0, 1\], the times that this trajectory holds, got -0.1"
+    ):
         back.at(-0.1)
 
 
@@ -166,7 +168,9 @@ def test_a_file_without_its_start_says_which_times_it_holds(tmp_path):
     path = run.save(tmp_path / "run.npz")
     with np.load(path) as data:
         np.savez(path, **{k: v for k, v in data.items() if not k.startswith("initial_")})
-    with pytest.raises(otf.InvalidInput, match=r"t must lie in \[0\.5, 1\], got 0\.2"):
+    with pytest.raises(
+        otf.InvalidInput, match=r"t must lie in \[0\.5, 1\], the times that this trajectory holds, got 0\.2"
+    ):
         otf.Trajectory.load(path).at(0.2)
 
 
