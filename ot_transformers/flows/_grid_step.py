@@ -21,7 +21,7 @@ _LOCKED = 1.0 / 80.0
 
 _HALVINGS = 50
 _ARMIJO, _HALF = 1e-4, 0.3
-_OUTER = 200
+_OUTER = 100
 """Iterations of the implicit first variation: where they have not converged by then, more rarely help."""
 
 

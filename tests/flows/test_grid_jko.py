@@ -218,3 +218,13 @@ def test_a_step_that_can_only_rise_stays_and_says_so() -> None:
     assert not path.converged.any()
     assert path.status == "not converged"
     assert path.eps[0] == 0
+
+
+def test_single_precision_steps_converge_to_their_rounding() -> None:
+    axis = AXIS.astype(np.float32)
+    mass = start().mass.astype(np.float32)
+    single = grid_jko(Entropy(), GridMeasure(axis, mass), 0.1, 1, eps=0.05)
+    double = grid_jko(Entropy(), start(), 0.1, 1, eps=0.05)
+    assert single.status == "completed"
+    assert single.states[1].mass.dtype == np.float32
+    np.testing.assert_allclose(single.states[1].mass, double.states[1].mass, atol=1e-5)
