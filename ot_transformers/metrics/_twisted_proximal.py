@@ -13,7 +13,7 @@ from ..numerics.tilted import log_interaction, safe_log
 from ..numerics.twisted import log_speed
 from ..numerics.twisted_gaussians import gaussian_log_speed
 from ._twisted_gaussians import join, split
-from ._unbounded import limit, warn_unbounded
+from ._unbounded import bottomless, limit, warn_unbounded
 from .base import EnergyLike, ProximalResult
 
 __all__ = ["proximal_twisted"]
@@ -50,9 +50,9 @@ def proximal_twisted(
         problem.start, problem.value_and_gradient, problem.speed, problem.unit, problem.growth, problem.far
     )
     found = free_end(parts, tau, tol=tol, max_iter=max_iter, guess=guess)
-    if found.escaped:
-        warn_unbounded("twisted", stacklevel=4)
     after = problem.value(found.end)
+    if found.escaped or (not found.converged and bottomless(before, after)):
+        warn_unbounded("twisted", stacklevel=4)
     return ProximalResult(
         problem.measure(found.end), found.converged, found.gradient_norm, found.n_iter, before, after
     )

@@ -8,10 +8,18 @@ from torch import Tensor
 
 from ..errors import NotConverged
 
-__all__ = ["limit", "warn_unbounded"]
+__all__ = ["bottomless", "limit", "warn_unbounded"]
 
 _FAR = 1e4
 """Coordinates beyond this many times 1 + those of the measure count as on their way to infinity."""
+
+_DEEP = 1e12
+"""A step that did not converge and lowered F by this many times 1 + |F| counts as one without a minimiser."""
+
+
+def bottomless(before: float, after: float) -> bool:
+    """Whether a step that did not converge looks as if F had no lower bound."""
+    return before - after > _DEEP * (1.0 + abs(before))
 
 
 def limit(x: Tensor) -> float:

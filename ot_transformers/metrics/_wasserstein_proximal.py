@@ -10,7 +10,7 @@ from ..errors import InvalidInput
 from ..measures import Particles
 from ..numerics.minimise import Minimum, lbfgs
 from ..numerics.transport import barycentric_projection, transport_plan
-from ._unbounded import limit, warn_unbounded
+from ._unbounded import bottomless, limit, warn_unbounded
 from .base import EnergyLike, ProximalResult
 
 __all__ = ["wasserstein_proximal"]
@@ -60,10 +60,7 @@ def wasserstein_proximal(
             far=problem.far,
         )
         n_iter, u = n_iter + found.n_iter, found.y
-        if found.escaped:
-            warn_unbounded("W_2", stacklevel=3)
-            break
-        if n_iter >= max_iter or not problem.rematch(u):
+        if found.escaped or n_iter >= max_iter or not problem.rematch(u):
             break
     return _result(problem, mu, found, n_iter, energy_before, slope)
 
@@ -75,6 +72,9 @@ def _result(
     relative = found.gradient_norm / torch.where(slope > 0, slope, 1.0)
     after = problem.value(problem.tokens(found.y))
     one = not mu.batch_shape
+    failed = zip(before[~found.converged].tolist(), after[~found.converged].tolist(), strict=True)
+    if found.escaped or any(bottomless(*pair) for pair in failed):
+        warn_unbounded("W_2", stacklevel=4)
     energies = [float(e) if one else to_kind(e.reshape(mu.batch_shape), mu.kind) for e in (before, after)]
     return ProximalResult(
         measure=mu.moved(y),
