@@ -34,7 +34,7 @@ _GAIN = 0.01
 _MEMORY = 30
 """Pairs of the quasi-Newton model: they serve several degrees."""
 
-_SEEN = 3.0
+_SEEN = 10.0
 """A gradient within this factor of the one left by the degree before: the path is seen, minimise to the end."""
 
 _RANGE = 7.0
@@ -188,8 +188,9 @@ class _Level:
 
     def __init__(self, problem: Problem, tau: float, path: Tensor) -> None:
         self.problem, self.tau, self.shape = problem, tau, path.shape
+        self._last: tuple[Tensor, tuple[Tensor, Tensor]] | None = None
         N = path.shape[0]
-        s, w = gauss(N + 3)
+        s, w = gauss(N + 2)
         # The start does not move.
         V, dV = (torch.from_numpy(np.ascontiguousarray(a[:, 1:])).to(path) for a in interpolation(N, s))
         self.V, self.dV = V, dV
@@ -231,7 +232,12 @@ class _Level:
         return self.problem.far(self.problem.start + self.problem.unit(self.path(z)[-1:]))
 
     def evaluate(self, batch: Tensor) -> tuple[Tensor, Tensor]:
-        """The objective (1,) and its gradient (1, N k)."""
+        """The objective (1,) and its gradient (1, N k); the last point is remembered."""
+        if self._last is None or self._last[0] is not batch:
+            self._last = batch, self._evaluate(batch)
+        return self._last[1]
+
+    def _evaluate(self, batch: Tensor) -> tuple[Tensor, Tensor]:
         path = self.path(batch)
         value, slope = self.problem.value_and_gradient(self.problem.start + self.problem.unit(path[-1]))
         with torch.enable_grad():
