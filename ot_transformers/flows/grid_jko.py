@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -19,15 +20,12 @@ from ..energies import (
     ScaledEnergy,
     SumEnergy,
 )
-from ..errors import InvalidInput
+from ..errors import InvalidInput, NotConverged
 from ..measures import GridMeasure
-from ..numerics.sinkhorn_accelerate import Anderson
 from ..numerics.tilted import log_interaction
+from ._grid_step import GridStep, grid_step
 
 __all__ = ["GridFlow", "grid_jko"]
-
-_PATIENCE = 40
-"""Mixed iterations without progress after which the plain ones take over until there is some."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,10 +39,11 @@ class GridFlow:
     energies : array (n_steps + 1, ...)
         The energy itself, without the entropic term, by the grid's masses.
     converged : array (n_steps,) of bool
-        Whether the scaling iteration of each step met `tol`.
+        Whether each step met `tol`.
     marginal_errors : array (n_steps,)
         L1 distance of the coupling's second marginal to the KL-proximal map, at the end of each step (the
-        worst batch member); the first marginal is exact.
+        worst batch member); the first marginal is exact. Where the first variation is implicit, the larger of
+        that and of its relative mean distance to the potential used; inf where the measure stayed.
     n_iter : array (n_steps,)
         Scaling iterations of each step.
     status : str
@@ -57,6 +56,7 @@ class GridFlow:
     converged: Array
     marginal_errors: Array
     n_iter: Array
+    eps: Array
     status: str
 
 
@@ -88,8 +88,15 @@ def grid_jko(
       sigma >= 0: implicitly, through the closed KL-proximal map
       p = (s e^{-tau U / eps})^{1 / (1 + tau sigma / eps)}.
     - `InteractionEnergy` and every other energy on particles that is differentiable in the weights have no
-      closed KL-proximal map: they enter semi-implicitly, as the potential U = dF/dmu at the present masses q.
-      A step is then not a minimiser of F itself, and F decreases up to O(tau^2) a step only.
+      closed KL-proximal map: they enter semi-implicitly, as the potential U = dF/dmu at the present masses q,
+      and a step is not a minimiser of F itself. Where that would raise F, the implicit step is found instead:
+      U = dF/dmu at the new masses p, by a descent of the objective (a local minimiser if F is not convex).
+
+    F never increases by more than `tol` (and rounding). A minimiser has F(p) <= F(K q) with K q the blur of q,
+    which may lie above F(q), as for a q at the minimum of a potential. A step that would raise F is taken again
+    with eps / 4, / 16, ... (uncompensated), down to where the grid hides the blur and K q = q; `GridFlow.eps`
+    tells. If none will do, because the scaling does not converge there, the measure stays, as not converged and
+    with a `NotConverged` warning.
 
     Parameters
     ----------
@@ -104,9 +111,9 @@ def grid_jko(
         Entropic regularisation, > 0. Each step blurs by a variance of about eps: take eps << tau, and grid
         steps below eps^(1/2).
     tol : float
-        On the L1 error of the second marginal (see `GridFlow`).
+        On the L1 error of the second marginal (see `GridFlow`); at least 64 ulp, 8e-6 in float32.
     max_iter : int
-        Scaling iterations a step.
+        Scaling iterations of each problem; a step that would raise F solves several.
     compensate_blur : bool
         Take the blur, a diffusion of strength eps / (2 tau), off the entropy: sigma - eps / (2 tau), which
         must stay >= 0.
@@ -141,28 +148,40 @@ def grid_jko(
     tau, eps, tol = check_positive(tau, "tau"), check_positive(eps, "eps"), check_positive(tol, "tol")
     check_count(n_steps, "n_steps")
     check_count(max_iter, "max_iter")
+    tol = max(tol, 64 * torch.finfo(measure.mass_t.dtype).eps)
     terms = _Terms(energy, measure)
     sigma = terms.sigma - (eps / (2 * tau) if compensate_blur else 0.0)
     if sigma < 0:
         what = "after taking off the blur eps / (2 tau)" if compensate_blur else "of the entropy"
         raise InvalidInput(f"energy has the factor {sigma:g} {what}; expected >= 0")
-    kernels = [-(line[:, None] - line[None, :]).square() / (2 * eps) for line in measure.axes_t]
     mass = measure.mass_t.detach()
-    states, energies = [measure], [terms.value(mass)]
-    converged, errors, counts = [], [], []
-    log_b = torch.zeros_like(mass)
+    states, energies, log_b = [measure], [terms.value(mass)], torch.zeros_like(mass)
+    steps: list[GridStep] = []
     for k in range(n_steps):
-        potential = (tau / eps) * terms.potential(mass)
-        mass, log_b, error, count = _step(
-            mass, log_b, kernels, potential, tau * sigma / eps, tol=tol, max_iter=max_iter
+        step = grid_step(
+            terms,
+            mass,
+            energies[-1],
+            log_b,
+            measure.axes_t,
+            tau=tau,
+            eps=eps,
+            compensate=compensate_blur,
+            implicit=bool(terms.linearised),
+            tol=tol,
+            max_iter=max_iter,
         )
+        mass, log_b = step.mass, step.log_b
+        steps.append(step)
         states.append(measure.with_mass(mass))
-        energies.append(terms.value(mass))
-        converged.append(error <= tol)
-        errors.append(error)
-        counts.append(count)
+        energies.append(step.value)
         if progress is not None:
             progress(k + 1, n_steps)
+    converged = [step.error <= tol for step in steps]
+    stayed = sum(bool(step.stayed.any()) for step in steps)
+    if stayed:
+        text = f"{stayed} of {n_steps} grid JKO steps would have raised the energy at every eps: the measure stayed"
+        warnings.warn(text, NotConverged, stacklevel=2)
 
     def out(values: Any) -> Array:
         dtype = mass.dtype if isinstance(values[0], float) else None  # lists would become float32
@@ -173,70 +192,11 @@ def grid_jko(
         states=states,
         energies=to_kind(torch.stack(energies), measure.kind),
         converged=out(converged),
-        marginal_errors=out(errors),
-        n_iter=out(counts),
+        marginal_errors=out([step.error for step in steps]),
+        n_iter=out([step.count for step in steps]),
+        eps=to_kind(torch.stack([step.eps for step in steps]), measure.kind),
         status="completed" if all(converged) else "not converged",
     )
-
-
-def _step(
-    q: Tensor,
-    log_b: Tensor,
-    kernels: list[Tensor],
-    potential: Tensor,
-    ratio: float,
-    *,
-    tol: float,
-    max_iter: int,
-) -> tuple[Tensor, Tensor, float, int]:
-    """One step; `potential` is tau U / eps and `ratio` tau sigma / eps.
-
-    The fixed point in log b, a contraction of factor ratio / (1 + ratio), is found by Anderson mixing; a
-    member whose error grows takes the plain iteration again.
-    """
-    batch, shape = q.shape[: q.ndim - len(kernels)], q.shape[q.ndim - len(kernels) :]
-    q, log_b = q.reshape(-1, *shape), log_b.reshape(-1, *shape)
-    log_q = torch.log(q)  # -inf where there is no mass: those rows of the coupling are empty
-    # The least squares see every node: by the present masses alone, nodes that fill up later would not count.
-    mixing = Anderson((0.9 * q + 0.1 / q[0].numel()).flatten(1))
-    last = best = q.new_full((len(q),), torch.inf)
-    stalled = torch.zeros(len(q), dtype=torch.long, device=q.device)
-    for count in range(1, max_iter + 1):
-        log_s = _apply(kernels, log_q - _apply(kernels, log_b))  # first marginal exact
-        log_p = (log_s - potential.reshape(-1, *shape)) / (1 + ratio)
-        change = log_p - log_s - log_b
-        # The second marginal is b s: its L1 distance to what the proximal map asks for.
-        errors = (torch.exp(log_p) * torch.expm1(-change)).abs().flatten(1).sum(-1)
-        if bool((errors <= tol).all()) or count == max_iter:
-            break
-        stalled = torch.where(errors < 0.9 * best, 0, stalled + 1)
-        best = torch.minimum(best, errors)
-        # Mixing can lose its way far from the solution (tau sigma >> eps): the plain map contracts always.
-        plain = ~(errors < last) | (stalled > _PATIENCE)
-        proposal = mixing.propose(log_b.flatten(1), change.flatten(1), plain)
-        log_b, last = proposal.reshape(log_b.shape), errors
-    p = torch.exp(log_s + log_b)
-    p = p / p.flatten(1).sum(-1).reshape(-1, *([1] * len(shape)))
-    return p.reshape(*batch, *shape), log_b.reshape(*batch, *shape), float(errors.max()), count
-
-
-def _apply(kernels: list[Tensor], v: Tensor) -> Tensor:
-    """log K e^v, axis by axis."""
-    for axis, kernel in zip(range(-len(kernels), 0), kernels, strict=True):
-        v = _log_product(kernel, v.movedim(axis, -1)).movedim(-1, axis)
-    return v
-
-
-def _log_product(kernel: Tensor, v: Tensor) -> Tensor:
-    """log sum_j e^{kernel_ij + v_j}, along the last axis."""
-    top = v.amax(-1, keepdim=True)
-    if bool(torch.isfinite(top).all()):
-        product = torch.exp(v - top) @ kernel.exp().mT
-        info = torch.finfo(v.dtype)
-        # Terms lost to underflow are below `tiny`: where every sum is far above it, they do not count.
-        if bool((product > info.tiny / info.eps**1.5).all()):
-            return top + torch.log(product)
-    return torch.logsumexp(v.unsqueeze(-2) + kernel, -1)
 
 
 class _Terms:

@@ -10,6 +10,7 @@ from ..errors import InvalidInput
 from ..measures import Particles
 from ..numerics.minimise import Minimum, lbfgs
 from ..numerics.transport import barycentric_projection, transport_plan
+from ._unbounded import bottomless, limit, warn_unbounded
 from .base import EnergyLike, ProximalResult
 
 __all__ = ["wasserstein_proximal"]
@@ -50,9 +51,16 @@ def wasserstein_proximal(
         u = problem.better_start(u, warm_start.x_t.detach().reshape(problem.x.shape))
     n_iter = 0
     for _ in range(_MATCHINGS):
-        found = lbfgs(problem.evaluate, u, scale=step, tolerance=tolerance, max_iter=max_iter - n_iter)
+        found = lbfgs(
+            problem.evaluate,
+            u,
+            scale=step,
+            tolerance=tolerance,
+            max_iter=max_iter - n_iter,
+            far=problem.far,
+        )
         n_iter, u = n_iter + found.n_iter, found.y
-        if n_iter >= max_iter or not problem.rematch(u):
+        if found.escaped or n_iter >= max_iter or not problem.rematch(u):
             break
     return _result(problem, mu, found, n_iter, energy_before, slope)
 
@@ -64,6 +72,9 @@ def _result(
     relative = found.gradient_norm / torch.where(slope > 0, slope, 1.0)
     after = problem.value(problem.tokens(found.y))
     one = not mu.batch_shape
+    failed = zip(before[~found.converged].tolist(), after[~found.converged].tolist(), strict=True)
+    if found.escaped or any(bottomless(*pair) for pair in failed):
+        warn_unbounded("W_2", stacklevel=4)
     energies = [float(e) if one else to_kind(e.reshape(mu.batch_shape), mu.kind) for e in (before, after)]
     return ProximalResult(
         measure=mu.moved(y),
@@ -86,6 +97,7 @@ class _Problem:
         self.root = None if root is None else root.detach()
         self.inverse = None if root is None else torch.linalg.inv(root.detach())
         self.centre = torch.zeros_like(self.x).flatten(1)
+        self.limit = limit(self.x)
 
     def _apply(self, matrix: Tensor | None, x: Tensor) -> Tensor:
         return x if matrix is None else x @ matrix
@@ -123,6 +135,10 @@ class _Problem:
         gap = u - self.centre
         value, gradient = self.value_and_gradient(self.tokens(u))
         return value + gap.square().sum(-1) / (2 * self.step), gradient + gap / self.step
+
+    def far(self, u: Tensor) -> Tensor:
+        """Where a member has run off."""
+        return self.tokens(u).abs().amax((-2, -1)) > self.limit
 
     def start(self) -> tuple[Tensor, Tensor]:
         """F(mu) and the metric norm of its gradient there."""

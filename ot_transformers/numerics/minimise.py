@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-__all__ = ["Minimum", "lbfgs"]
+__all__ = ["Minimum", "Pairs", "lbfgs"]
 
 _MEMORY = 12
 _ARMIJO = 1e-4
 _HALVINGS = 40
 _PATIENCE = 15
+
+
+Pairs = Sequence[tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,6 +30,10 @@ class Minimum:
     converged : Tensor (batch,) of bool
         Gradient norm at most the tolerance given.
     n_iter : int
+    pairs : list of (step, change of the gradient), (batch, k) each
+        The model of the Hessian at the end, for a problem like this one.
+    escaped : bool
+        Whether a member was given up where `far` says so.
     """
 
     y: Tensor
@@ -34,6 +41,8 @@ class Minimum:
     gradient_norm: Tensor
     converged: Tensor
     n_iter: int
+    pairs: Pairs = ()
+    escaped: bool = False
 
 
 def lbfgs(
@@ -43,6 +52,9 @@ def lbfgs(
     scale: float,
     tolerance: Tensor,
     max_iter: int,
+    pairs: Pairs = (),
+    memory: int = _MEMORY,
+    far: Callable[[Tensor], Tensor] | None = None,
 ) -> Minimum:
     """Minimise each member of a batch by L-BFGS with Armijo backtracking; the value never increases.
 
@@ -58,6 +70,12 @@ def lbfgs(
     tolerance : Tensor (batch,)
         On the gradient norm.
     max_iter : int
+    pairs : sequence of (step, change of the gradient), optional
+        What is known of the Hessian at the start.
+    memory : int
+        Pairs kept.
+    far : callable, y (batch, k) -> (batch,) of bool, optional
+        Where the value is taken to fall without bound: the minimisation of a member ends there.
 
     Notes
     -----
@@ -68,10 +86,11 @@ def lbfgs(
     """
     value, gradient = evaluate(y)
     best = Minimum(y, value, _norm(gradient), _met(_norm(gradient), value, tolerance), 0)
-    history: list[tuple[Tensor, Tensor, Tensor]] = []
+    history = [_pair(s, t) for s, t in pairs][-memory:]
+    escaped = torch.zeros_like(best.converged)
     ulp, noise = 4 * torch.finfo(y.dtype).eps, _noise(y)
     n_iter = stalled = 0
-    while n_iter < max_iter and stalled < _PATIENCE and not bool(best.converged.all()):
+    while n_iter < max_iter and stalled < _PATIENCE and not bool((best.converged | escaped).all()):
         n_iter += 1
         direction = -_inverse_hessian(history, gradient, scale)
         slope = (direction * gradient).sum(-1)
@@ -79,7 +98,7 @@ def lbfgs(
         direction = torch.where(ascent.unsqueeze(-1), -scale * gradient, direction)
         slope = torch.where(ascent, -scale * gradient.square().sum(-1), slope)
         step = torch.ones_like(value)
-        waiting = ~best.converged
+        waiting = ~(best.converged | escaped)
         new_y, new_value, new_gradient = y, value, gradient
         for _ in range(_HALVINGS):
             trial = y + step.unsqueeze(-1) * direction
@@ -101,18 +120,25 @@ def lbfgs(
         s, t = new_y - y, new_gradient - gradient
         if not bool((s != 0).any()):
             break
-        curvature = (s * t).sum(-1)
-        # A pair without positive curvature is left out of that member's model (rho = 0).
-        usable = curvature > 1e-12 * _norm(s) * _norm(t)
-        rho = torch.where(usable, 1 / torch.where(usable, curvature, 1.0), 0.0)
-        history = [*history[1 - _MEMORY :], (s, t, rho)]
+        history = [*history[1 - memory :], _pair(s, t)]
         y, value, gradient = new_y, new_value, new_gradient
         last, best = best, _better(best, y, value, _norm(gradient), tolerance)
+        if far is not None:
+            escaped = escaped | far(y)
         # An evaluation with noise (an inner iteration) leaves a floor below which no step helps.
         lower = last.value - best.value > ulp * best.value.abs()
-        progress = ~last.converged & (lower | (best.gradient_norm < 0.9 * last.gradient_norm))
+        progress = ~(last.converged | escaped) & (lower | (best.gradient_norm < 0.9 * last.gradient_norm))
         stalled = 0 if bool(progress.any()) else stalled + 1
-    return Minimum(best.y, best.value, best.gradient_norm, best.converged, n_iter)
+    known = [(s, t) for s, t, _ in history]
+    converged = best.converged & ~escaped
+    return replace(best, converged=converged, n_iter=n_iter, pairs=known, escaped=bool(escaped.any()))
+
+
+def _pair(s: Tensor, t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(s, t, 1 / <s, t>); a pair without positive curvature is left out of that member's model (0)."""
+    curvature = (s * t).sum(-1)
+    usable = curvature > 1e-12 * _norm(s) * _norm(t)
+    return s, t, torch.where(usable, 1 / torch.where(usable, curvature, 1.0), 0.0)
 
 
 def _better(best: Minimum, y: Tensor, value: Tensor, norm: Tensor, tolerance: Tensor) -> Minimum:

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from .minimise import lbfgs
 
-__all__ = ["LogSpeed", "Path", "bent", "gauss", "path_matrices", "shortest_path"]
+__all__ = ["LogSpeed", "Path", "bent", "gauss", "interpolation", "lobatto", "path_matrices", "shortest_path"]
 
 _BEND = 0.02
 """Bump of the first guess, as a fraction of the largest displacement."""
@@ -74,7 +74,7 @@ class Path:
 
     def evaluate_many(self, s: np.ndarray[Any, Any]) -> tuple[Tensor, Tensor]:
         """Points and derivatives at parameters (q,), (q, k) each."""
-        V, dV = (torch.from_numpy(a).to(self.offsets) for a in _matrices(self.offsets.shape[0] - 1, s))
+        V, dV = (torch.from_numpy(a).to(self.offsets) for a in interpolation(self.offsets.shape[0] - 1, s))
         return self.start + V @ self.offsets, dV @ self.offsets
 
     def quadrature(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
@@ -100,7 +100,7 @@ class Path:
 
 
 @lru_cache(maxsize=64)
-def _chebyshev(N: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def lobatto(N: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Nodes on [0, 1] and barycentric weights."""
     k = np.arange(N + 1)
     nodes = 0.5 * (1 - np.cos(np.pi * k / N))
@@ -109,9 +109,9 @@ def _chebyshev(N: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     return nodes, weights
 
 
-def _matrices(N: int, s: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def interpolation(N: int, s: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Values and derivatives at s of the Lagrange polynomials on the Chebyshev nodes, (q, N + 1) each."""
-    nodes, w = _chebyshev(N)
+    nodes, w = lobatto(N)
     D = nodes[:, None] - nodes[None, :]
     np.fill_diagonal(D, 1.0)
     diff = (w[None, :] / w[:, None]) / D
@@ -120,8 +120,8 @@ def _matrices(N: int, s: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np
     gap = s[:, None] - nodes[None, :]
     hit = np.abs(gap) < 1e-15
     terms = w[None, :] / np.where(hit, 1.0, gap)
-    V = terms / terms.sum(1, keepdims=True)
     rows = hit.any(1)
+    V = terms / np.where(rows, 1.0, terms.sum(1))[:, None]
     V[rows] = hit[rows].astype(float)
     return V, V @ diff
 
@@ -140,13 +140,13 @@ def _fine_quadrature(
     N: int, rule: int
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     s, w = gauss(8 * N + 64 if rule else 6 * N + 45)
-    return *_matrices(N, s), w.copy()
+    return *interpolation(N, s), w.copy()
 
 
 def path_matrices(N: int, points: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Values, derivatives and weights of polynomials of degree N at Gauss-Legendre points, as tensors."""
     s, w = gauss(points)
-    V, dV = _matrices(N, s)
+    V, dV = interpolation(N, s)
     return tuple(torch.from_numpy(np.array(a)).to(like) for a in (V, dV, w))  # type: ignore[return-value]
 
 
@@ -154,7 +154,7 @@ def path_matrices(N: int, points: int, like: Tensor) -> tuple[Tensor, Tensor, Te
 def _quadrature(N: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Values, derivatives and weights at Gauss-Legendre points."""
     s, w = gauss(2 * N + 4)
-    return *_matrices(N, s), w.copy()
+    return *interpolation(N, s), w.copy()
 
 
 def shortest_path(
@@ -266,7 +266,7 @@ def _ratio(difference: float) -> float:
 
 
 def _straight(gap: Tensor, N: int) -> Tensor:
-    return torch.from_numpy(_chebyshev(N)[0]).to(gap).unsqueeze(-1) * gap.unsqueeze(-2)
+    return torch.from_numpy(lobatto(N)[0]).to(gap).unsqueeze(-1) * gap.unsqueeze(-2)
 
 
 def bent(gap: Tensor, N: int) -> Tensor:
@@ -275,14 +275,14 @@ def bent(gap: Tensor, N: int) -> Tensor:
     if k == 1:
         return _straight(gap, N)
     noise = torch.from_numpy(np.random.default_rng(0).standard_normal(k)).to(gap)
-    bump = torch.from_numpy(np.sin(np.pi * _chebyshev(N)[0])).to(gap).unsqueeze(-1)
+    bump = torch.from_numpy(np.sin(np.pi * lobatto(N)[0])).to(gap).unsqueeze(-1)
     return _straight(gap, N) + _BEND * gap.abs().amax(-1)[..., None, None] * bump * noise
 
 
 def _interpolated(offsets: Tensor, N: int) -> Tensor:
     if offsets.shape[0] == N + 1:
         return offsets
-    V, _ = _matrices(offsets.shape[0] - 1, _chebyshev(N)[0])
+    V, _ = interpolation(offsets.shape[0] - 1, lobatto(N)[0])
     return torch.from_numpy(V).to(offsets) @ offsets
 
 
@@ -314,7 +314,7 @@ def _optimise(
     # (Floored: the stiffness must stay regular where the clock spans hundreds of orders.)
     K = (dV.mT * (w * (rho + 1e-6 * rho.max()))) @ dV
     Rinv = torch.linalg.inv(torch.linalg.cholesky(K[1:-1, 1:-1]).mT)
-    ramp = torch.from_numpy(_chebyshev(N)[0]).to(guess).unsqueeze(-1)
+    ramp = torch.from_numpy(lobatto(N)[0]).to(guess).unsqueeze(-1)
     m = (N - 1) * k
 
     def offsets_of(z: Tensor) -> Tensor:

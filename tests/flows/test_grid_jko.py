@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from ot_transformers import Entropy, Gaussian, InteractionEnergy, KLDivergence, Particles, PotentialEnergy
+from ot_transformers import (
+    Entropy,
+    Gaussian,
+    InteractionEnergy,
+    KLDivergence,
+    NotConverged,
+    Particles,
+    PotentialEnergy,
+)
 from ot_transformers.flows.grid_jko import grid_jko
 from ot_transformers.measures import GridMeasure
 
@@ -138,3 +146,85 @@ def test_not_converged_is_said() -> None:
     assert path.status == "not converged"
     assert not path.converged.any()
     assert (path.marginal_errors > 1e-9).all()
+
+
+def at_node(k: int, n: int = 121) -> np.ndarray:
+    mass = np.zeros(n)
+    mass[k] = 1.0
+    return mass
+
+
+def test_the_blur_does_not_raise_the_energy() -> None:
+    """Known fault: from the minimum of a potential, the blur of a step raised F by 0.0045."""
+    energy = PotentialEnergy(lambda x: 0.5 * x[..., 0] ** 2)
+    path = grid_jko(energy, GridMeasure(AXIS, at_node(60)), 0.1, 3, eps=0.05)
+    assert path.status == "completed"
+    assert (np.diff(path.energies) <= 1e-9).all()
+    assert (path.eps < 0.05).all()
+    np.testing.assert_allclose(path.states[-1].mass, at_node(60), atol=1e-9)
+    # Away from the minimum nothing rises: the step is the one of the eps that was given.
+    off = grid_jko(energy, GridMeasure(AXIS, at_node(70)), 0.1, 1, eps=0.05)
+    assert off.eps[0] == 0.05
+    assert off.states[1].cov[0, 0] == pytest.approx(0.05 / 1.1, rel=1e-9)
+
+
+def test_interaction_steps_of_any_size_lower_the_energy() -> None:
+    """Known fault: the first variation at the old masses overshot, F rose by 5 and then by 126."""
+    energy = InteractionEnergy(1.0)
+    for tau, eps in ((0.1, 0.01), (1.0, 0.05), (100.0, 0.01)):
+        path = grid_jko(energy, start(), tau, 3, eps=eps)
+        assert (np.diff(path.energies) <= 1e-9).all()
+        # E_A >= 1/2, with equality for the mass at 0.
+        assert (path.energies >= 0.5).all()
+    assert path.energies[-1] == pytest.approx(0.5, abs=1e-4)
+
+
+def test_where_the_linearisation_overshoots_the_step_is_the_implicit_one() -> None:
+    A, tau, eps = 1.0, 4.0, 0.05
+    mu = GridMeasure.from_gaussian(Gaussian(0.5, 0.1), AXIS)
+    energy = InteractionEnergy(A)
+    kernel = np.exp(A * np.outer(AXIS, AXIS))
+    explicit = grid_jko(PotentialEnergy(lambda x: torch.from_numpy(kernel @ mu.mass)), mu, tau, 1, eps=eps)
+    masses = explicit.states[1].mass
+    assert 0.5 * masses @ kernel @ masses > energy.value(mu.to_particles()) + 0.1
+    path = grid_jko(energy, mu, tau, 1, eps=eps)
+    assert path.status == "completed"
+    assert path.eps[0] == eps
+    # First order: p is the step of the potential dF/dmu at p itself.
+    own = torch.from_numpy(kernel @ path.states[1].mass)
+    again = grid_jko(PotentialEnergy(lambda x: own), mu, tau, 1, eps=eps)
+    np.testing.assert_allclose(again.states[1].mass, path.states[1].mass, atol=1e-6)
+
+
+def test_members_of_a_batch_choose_their_own_eps() -> None:
+    masses = np.stack([at_node(60), start().mass, at_node(80)])
+    energy = InteractionEnergy(1.0) + 0.01 * Entropy()
+    together = grid_jko(energy, GridMeasure(AXIS, masses), 1.0, 2, eps=0.02)
+    assert (np.diff(together.energies, axis=0) <= 1e-9).all()
+    for k in range(3):
+        alone = grid_jko(energy, GridMeasure(AXIS, masses[k]), 1.0, 2, eps=0.02)
+        np.testing.assert_array_equal(together.eps[:, k], alone.eps)
+        np.testing.assert_allclose(together.states[2].mass[k], alone.states[2].mass, atol=1e-7)
+
+
+def test_a_step_that_can_only_rise_stays_and_says_so() -> None:
+    # At the minimum of KL, with scalings cut short: no eps gives a step that does not rise.
+    target = Gaussian(0.0, 1.0)
+    mu = GridMeasure.from_gaussian(target, AXIS)
+    with pytest.warns(NotConverged, match="the measure stayed"):
+        path = grid_jko(KLDivergence(target), mu, 10.0, 1, eps=0.05, max_iter=2)
+    np.testing.assert_array_equal(path.states[1].mass, mu.mass)
+    assert path.energies[1] == path.energies[0]
+    assert not path.converged.any()
+    assert path.status == "not converged"
+    assert path.eps[0] == 0
+
+
+def test_single_precision_steps_converge_to_their_rounding() -> None:
+    axis = AXIS.astype(np.float32)
+    mass = start().mass.astype(np.float32)
+    single = grid_jko(Entropy(), GridMeasure(axis, mass), 0.1, 1, eps=0.05)
+    double = grid_jko(Entropy(), start(), 0.1, 1, eps=0.05)
+    assert single.status == "completed"
+    assert single.states[1].mass.dtype == np.float32
+    np.testing.assert_allclose(single.states[1].mass, double.states[1].mass, atol=1e-5)
