@@ -40,6 +40,17 @@ _SEEN = 10.0
 _RANGE = 7.0
 """log of the range of speeds that clocks and scales follow."""
 
+_NEAR = 2.0
+"""log of the change of the metric that a first step may bring."""
+
+_HALVINGS = 60
+
+_FLAT = 80.0
+"""The metric has vanished where its log has fallen by this."""
+
+_SHRINK = (1.0, 2.0**-5, 2.0**-10)
+"""Shorter first steps for those that ended where the metric has vanished."""
+
 
 class Problem(NamedTuple):
     """An energy and a metric about a point.
@@ -128,8 +139,13 @@ def free_end(
         spent = warm.n_iter
         if warm.converged or spent >= max_iter:
             return warm
-    cold = _raised(problem, tau, path, before, reference, goal, max_iter - spent)
-    return replace(cold, n_iter=spent + cold.n_iter)
+    for shrink in _SHRINK:
+        cold = _raised(problem, tau, path, before, reference, goal, max_iter - spent, shrink=shrink)
+        spent += cold.n_iter
+        lost = not cold.escaped and _lost(problem, cold.end)
+        if not lost or spent >= max_iter:
+            break
+    return replace(cold, n_iter=spent, converged=cold.converged and not lost)
 
 
 def _raised(
@@ -141,9 +157,12 @@ def _raised(
     goal: float,
     max_iter: int,
     degrees: tuple[int, ...] = _DEGREES,
+    shrink: float = 1.0,
 ) -> FreeEnd:
     """Raise the degree of a path from the first of `degrees`, where it is straight."""
     level = _Level(problem, tau, path)
+    explicit = -tau * problem.unit(level.path(level.evaluate(level.coordinates(0.0 * path))[1])[-1])
+    scale = shrink * tau * _first_fraction(problem, explicit)
     n_iter, escaped, left = 0, False, 0.0
     pairs: Pairs = ()
     for N in degrees:
@@ -165,7 +184,7 @@ def _raised(
         found = lbfgs(
             level.evaluate,
             z,
-            scale=tau,
+            scale=scale,
             tolerance=torch.full_like(value, target),
             max_iter=max_iter - n_iter,
             pairs=[(level.carried(s, coarse), level.carried(t, coarse)) for s, t in pairs],
@@ -177,6 +196,28 @@ def _raised(
     end = problem.start + problem.unit(path[-1])
     relative = norm / reference if reference > 0 else 0.0
     return FreeEnd(end, norm <= goal and not longer and not escaped, relative, n_iter, N, escaped)
+
+
+def _lost(problem: Problem, end: Tensor) -> bool:
+    """Whether the metric has vanished at an end: all is flat there, and a gradient of 0 says nothing."""
+    points = end.unsqueeze(0)
+    _, growth = problem.growth(points, torch.zeros_like(points))
+    return bool((growth < -_FLAT).any())
+
+
+def _first_fraction(problem: Problem, explicit: Tensor) -> float:
+    """1, or less where the explicit step would leave for where the metric is another one.
+
+    Where the metric vanishes everything is flat: from a first step that far there is no way back.
+    """
+    fraction = 1.0
+    for _ in range(_HALVINGS):
+        points = (problem.start + fraction * explicit).unsqueeze(0)
+        _, growth = problem.growth(points, torch.zeros_like(points))
+        if bool((growth.abs() <= _NEAR).all()):
+            break
+        fraction *= 0.5
+    return fraction
 
 
 class _Level:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.integrate import quad
 from scipy.special import dawsn
@@ -119,6 +119,7 @@ def test_metric_axioms(seed: int) -> None:
 
 @settings(max_examples=12, deadline=None)
 @given(points=st.lists(st.floats(-3, 3), min_size=6, max_size=6))
+@example(points=[1.296875, -2.032032763785783, -2.5517282580383753, 1.422303494216008, 0.0, 1.0])
 def test_triangle_inequality_of_dirac_masses_through_infinity(points: list[float]) -> None:
     metric = TwistedWasserstein(-np.eye(2), D=np.eye(2), tol=1e-6)
     a, b, c = (Particles([points[2 * k : 2 * k + 2]]) for k in range(3))
