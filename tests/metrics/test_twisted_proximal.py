@@ -85,16 +85,16 @@ def test_an_objective_without_bound_is_given_up_with_a_warning() -> None:
             assert step.energy_after < step.energy_before
 
 
-@pytest.mark.parametrize("x0", [0.3, 1.0, -0.5])
-def test_where_the_metric_has_vanished_nothing_is_called_converged(x0: float) -> None:
+@pytest.mark.parametrize(("x0", "found"), [(0.3, False), (1.0, True), (-0.5, True)])
+def test_where_the_metric_has_vanished_nothing_is_called_converged(x0: float, found: bool) -> None:
     """A long first step leaves for infinity, where every gradient is 0: the minimiser is near, or it says no."""
     metric = TwistedWasserstein(-1.0, D=0.5, sign=-1)
     step = metric.proximal(InteractionEnergy(-1.0), Particles([[x0]]), 100.0)
-    x = float(step.measure.x[0, 0])
-    # F' + d d' / tau = 0 with d' = e^{-x^2/2} / sqrt(D), F' = -x e^{-x^2}
-    length, _ = quad(lambda s: np.exp(-(s**2) / 2), x0, x)
-    slope = -x * np.exp(-(x**2)) + length / 0.5 * np.exp(-(x**2) / 2) / 100.0
-    assert abs(x) < 10
+    assert step.converged == found
     assert step.energy_after <= step.energy_before
-    assert step.converged == (abs(slope) < 1e-7)
-    assert step.converged or x0 == 0.3
+    if found:
+        x = float(step.measure.x[0, 0])
+        # F' + d d' / tau = 0 with d' = e^{-x^2/2} / sqrt(D), F' = -x e^{-x^2}
+        length, _ = quad(lambda s: np.exp(-(s**2) / 2), x0, x)
+        assert x * np.exp(-(x**2)) == pytest.approx(length / 0.5 * np.exp(-(x**2) / 2) / 100.0, rel=1e-4)
+        assert abs(x) < 4
