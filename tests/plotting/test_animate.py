@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import base64
+import gc
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +16,15 @@ from PIL import Image
 from ot_transformers import Gaussian, Particles
 from ot_transformers.errors import InvalidInput
 from ot_transformers.plotting import animate_ellipses, animate_particles, save_animation
+
+
+@pytest.fixture(autouse=True)
+def collected() -> Iterator[None]:
+    """An animation that nobody drew warns when it is collected: here, not in the middle of a later test."""
+    yield
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        gc.collect()
 
 
 @pytest.mark.parametrize("d", [1, 2, 4])
