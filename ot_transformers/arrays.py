@@ -7,7 +7,7 @@ A public function turns its arguments into tensors once, with `as_tensor`, and i
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from numbers import Integral, Real
 from typing import Any, Literal, NoReturn, TypeAlias
 
@@ -37,7 +37,9 @@ __all__ = [
     "check_symmetric",
     "common_kind",
     "describe",
+    "layers",
     "make_generator",
+    "own_index",
     "readable",
     "tensor_of",
     "to_kind",
@@ -58,14 +60,21 @@ def describe(value: object) -> str:
     return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
 
 
+def layers(t: Tensor) -> Iterator[Tensor]:
+    """The tensor, and what every function transform has wrapped, from outside in."""
+    functorch = torch._C._functorch
+    yield t
+    while functorch.is_functorch_wrapped_tensor(t):
+        t = functorch.get_unwrapped(t)
+        yield t
+
+
 def readable(t: Tensor) -> bool:
     """Whether the values of a tensor can be read (not under `torch.vmap`, nor on the meta device)."""
-    functorch = torch._C._functorch
-    while functorch.is_functorch_wrapped_tensor(t):
-        if functorch.is_batchedtensor(t):
+    for layer in layers(t):
+        if torch._C._functorch.is_batchedtensor(layer):
             return False
-        t = functorch.get_unwrapped(t)
-    return t.device.type != "meta"
+    return layer.device.type != "meta"
 
 
 def as_tensor(
@@ -182,6 +191,12 @@ def common_kind(*things: object) -> Kind:
         if isinstance(thing, Tensor) or getattr(thing, "kind", None) == "torch":
             return "torch"
     return "numpy"
+
+
+def own_index(index: tuple[int, ...], batch_shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Where something of a batch shape is for an index of a batch that it broadcasts to."""
+    tail = index[len(index) - len(batch_shape) :]
+    return tuple(0 if n == 1 else i for i, n in zip(tail, batch_shape, strict=True))
 
 
 def cast_like(t: Tensor, like: Tensor, name: str) -> Tensor:

@@ -15,7 +15,17 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
-__all__ = ["in_transform", "nested_jvp", "tracked", "underlying", "wants_derivative"]
+from .arrays import layers
+
+__all__ = [
+    "in_transform",
+    "nested_jvp",
+    "pair_jvp",
+    "to_front",
+    "tracked",
+    "underlying",
+    "wants_derivative",
+]
 
 
 def nested_jvp(rule: Callable[..., Any]) -> Callable[..., Any]:
@@ -59,18 +69,35 @@ def underlying(t: Tensor) -> Tensor:
 
     For decisions that all members share (an error, a step number), never for results.
     """
-    functorch = torch._C._functorch
-    while functorch.is_functorch_wrapped_tensor(t):
-        t = functorch.get_unwrapped(t)
-    return t.detach()
+    *_, innermost = layers(t)
+    return innermost.detach()
 
 
 def tracked(t: Tensor) -> bool:
     """Whether a derivative in this very tensor is being recorded, by autograd or by a function transform."""
-    functorch = torch._C._functorch
-    while functorch.is_functorch_wrapped_tensor(t):
-        if functorch.is_gradtrackingtensor(t):
+    for layer in layers(t):
+        if torch._C._functorch.is_gradtrackingtensor(layer):
             return True
-        t = functorch.get_unwrapped(t)
-    dual = forward_ad._current_level >= 0 and forward_ad.unpack_dual(t).tangent is not None
-    return dual or (torch.is_grad_enabled() and t.requires_grad)
+    dual = forward_ad._current_level >= 0 and forward_ad.unpack_dual(layer).tangent is not None
+    return dual or (torch.is_grad_enabled() and layer.requires_grad)
+
+
+def to_front(info: Any, in_dims: tuple[Any, ...], *tensors: Tensor) -> list[Tensor]:
+    """Bring the dimension that `torch.vmap` runs over to the front of every argument."""
+    return [
+        t.unsqueeze(0).expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
+        for t, dim in zip(tensors, in_dims, strict=True)
+    ]
+
+
+def pair_jvp(slope: Callable[[Tensor, Tensor], Tensor], pair: tuple[Tensor, Tensor], tangents: Any) -> Tensor:
+    """<slope(a, b), da> + <slope(b, a), db> (...): the tangent of a symmetric function of two matrices.
+
+    `slope(a, b)` is its gradient in a; an absent tangent is None.
+    """
+    a, b = pair
+    out = torch.zeros_like(a[..., 0, 0])
+    for first, second, tangent in ((a, b, tangents[0]), (b, a, tangents[1])):
+        if tangent is not None:
+            out = out + (slope(first, second) * tangent).sum((-2, -1))
+    return out

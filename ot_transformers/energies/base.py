@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ..arrays import Array, Kind, as_scalar, broadcast_batch, common_kind, to_kind
+from ..arrays import Array, Kind, as_scalar, broadcast_batch, common_kind, own_index, to_kind
 from ..errors import InvalidInput
 from ..measures import AffineVelocity, Gaussian, Measure, Particles, as_measure
 from ..spd import symmetrise
@@ -90,9 +90,7 @@ class Energy(ABC):
             setattr(one, name, value.expand(*batch_shape, *value.shape[value.ndim - ndim :])[index])
         target = getattr(self, "target", None)
         if target is not None:
-            tail = index[len(batch_shape) - len(target.batch_shape) :]
-            own = tuple(0 if n == 1 else i for i, n in zip(tail, target.batch_shape, strict=True))
-            one.target = target[own]
+            one.target = target[own_index(index, target.batch_shape)]
         elif not self.parameters:
             raise InvalidInput(
                 f"energy {type(self).__name__} has a batch {self.batch_shape} and does not name its parameters: "

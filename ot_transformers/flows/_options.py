@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..arrays import ArrayLike, as_tensor, check_choice, check_count, check_positive, describe
+from ..arrays import ArrayLike, as_tensor, check_choice, check_count, check_positive, describe, layers
 from ..errors import InvalidInput
 
 __all__ = ["Interval", "Options", "check_progress", "plain", "progress_bar"]
@@ -70,9 +70,7 @@ def _save_times(save_at: ArrayLike | None, t_end: float) -> np.ndarray[Any, Any]
 
 def plain(t: Tensor) -> np.ndarray[Any, Any]:
     """The values of a tensor, also inside `torch.func` transforms (their tensors have no storage)."""
-    functorch = torch._C._functorch
-    while functorch.is_functorch_wrapped_tensor(t):
-        t = functorch.get_unwrapped(t)
+    *_, t = layers(t)
     with torch._C._DisableFuncTorch():
         return t.detach().cpu().numpy()
 

@@ -11,11 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..arrays import check_choice, check_count, check_positive, common_kind, to_kind
+from ..arrays import check_choice, check_count, check_positive, common_kind
 from ..energies import Energy
 from ..errors import NotConverged
 from ..measures import Gaussian, Measure, Particles, as_measure
 from ..metrics import Metric, ProximalResult, Wasserstein
+from ..metrics.base import joined_step
 from ..numerics.threads import few_threads
 from ._frozen import frozen_step
 from ._options import check_progress, progress_bar
@@ -218,21 +219,7 @@ def _members(
         start = None if guess is None else guess[index]
         part = energy.member(index, shape)
         results.append(metric.proximal(part, mu[index], tau, tol=tol, max_iter=max_iter, warm_start=start))
-    moved = _joined(mu, [r.measure for r in results])
-    before, after = (
-        to_kind(
-            torch.tensor([getattr(r, name) for r in results], dtype=torch.float64).reshape(shape), mu.kind
-        )
-        for name in ("energy_before", "energy_after")
-    )
-    return ProximalResult(
-        measure=moved,
-        converged=all(r.converged for r in results),
-        gradient_norm=max(r.gradient_norm for r in results),
-        n_iter=max(r.n_iter for r in results),
-        energy_before=before,
-        energy_after=after,
-    )
+    return joined_step(results, _joined(mu, [r.measure for r in results]))
 
 
 def _joined(mu: Measure, parts: list[Measure]) -> Measure:

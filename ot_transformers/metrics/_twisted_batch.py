@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..arrays import Kind, tensor_of, to_kind
+from ..arrays import Kind, own_index, tensor_of, to_kind
 from ..errors import InvalidInput
 from ..measures import AffineVelocity, Gaussian, Measure, Particles
-from .base import Geodesic, ProximalResult
+from .base import Geodesic
 
-__all__ = ["joined_geodesic", "joined_measure", "joined_step", "joined_velocity", "members"]
+__all__ = ["joined_geodesic", "joined_measure", "joined_velocity", "members"]
 
 Shape = tuple[int, ...]
 
@@ -23,12 +23,7 @@ def members(measure: Measure, shape: Shape) -> list[Any]:
     """The single measures of a batch broadcast to `shape`, in row-major order."""
     if not measure.batch_shape:
         return [measure] * int(np.prod(shape))
-    own = measure.batch_shape
-    found = []
-    for index in np.ndindex(*shape):
-        tail = index[len(shape) - len(own) :]
-        found.append(measure[tuple(0 if n == 1 else i for i, n in zip(tail, own, strict=True))])
-    return found
+    return [measure[own_index(index, measure.batch_shape)] for index in np.ndindex(*shape)]
 
 
 def _stacked(tensors: list[Tensor], shape: Shape, name: str) -> Tensor:
@@ -69,20 +64,4 @@ def joined_geodesic(parts: list[Geodesic], shape: Shape, kind: Kind) -> Geodesic
     at: Callable[[float], Measure] = lambda t: joined_measure([g.at(t) for g in parts], shape, kind)  # noqa: E731
     return Geodesic(
         length, error, all(g.converged for g in parts), at, {"members": [g.details for g in parts]}
-    )
-
-
-def joined_step(parts: list[ProximalResult], shape: Shape, kind: Kind) -> ProximalResult:
-    """One JKO step of a batch: the worst gradient norm, arrays of energies."""
-    before, after = (
-        to_kind(torch.tensor([getattr(p, name) for p in parts]).double().reshape(shape), kind)
-        for name in ("energy_before", "energy_after")
-    )
-    return ProximalResult(
-        measure=joined_measure([p.measure for p in parts], shape, kind),
-        converged=all(p.converged for p in parts),
-        gradient_norm=max(p.gradient_norm for p in parts),
-        n_iter=max(p.n_iter for p in parts),
-        energy_before=before,
-        energy_after=after,
     )

@@ -16,11 +16,9 @@ import torch
 from torch import Tensor
 
 from ..numerics.minimise import lbfgs
-from ..numerics.paths import Path, gauss
+from ..numerics.paths import LogSpeed, Path, gauss
 
 __all__ = ["Side", "Way", "through_infinity"]
-
-LogSpeed = Callable[[Tensor, Tensor], Tensor]
 
 _POINTS = 160
 _DROP = 80.0

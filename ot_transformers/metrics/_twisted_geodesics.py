@@ -17,14 +17,13 @@ from ..errors import InvalidInput, NotConverged
 from ..measures import Gaussian, Measure, Particles
 from ..numerics.paths import Path
 from ..numerics.polygons import Polygon
-from ..numerics.twisted import log_speed
 from ..numerics.twisted_gaussians import gaussian_log_speed
 from . import _twisted_gaussians as gaussians
 from ._displacement import check_time
 from ._twisted_escape import Side, Way, through_infinity
 from ._twisted_line import line_log_distance, line_point, line_velocity
 from ._twisted_matching import Labels, matched_path
-from ._twisted_particles import cloud_path, cloud_polygon
+from ._twisted_particles import cloud_path, cloud_polygon, flat_speed
 from .base import Geodesic
 
 __all__ = [
@@ -72,7 +71,6 @@ def between_clouds(
     x0, x1, w = mu[0][labels.rows], nu[0][labels.cols], labels.mass
     if bool((x0 == x1).all()):
         return Found(constant(a, kind), None)
-    k, d = x0.shape
     sides = _cloud_side(mu, A, Dinv, root), _cloud_side(nu, A, Dinv, root)
     # (On the line the way from x past y to infinity and back is never shorter than that to y.)
     way = None if line else through_infinity(sides, A, rough.log_length)
@@ -86,16 +84,13 @@ def between_clouds(
         guess = path.offsets
     if path is None or (isinstance(path, Path) and minimising(path, way) and not path.converged):
         path = cloud_path(x0, x1, w, A, Dinv, root, tol, degrees, guess, polish)
-
-    def speed(points: Tensor, slopes: Tensor) -> Tensor:
-        return log_speed(points.reshape(-1, k, d), slopes.reshape(-1, k, d), w, A, Dinv)
-
+    speed = flat_speed(x0.shape, w, A, Dinv)
     uniform = labels.permutation and a.uniform
     weights = None if uniform else w.to(a.dtype)
 
     def at(t: float) -> Particles:
         time = check_time(t)
-        points = path.evaluate(path.parameter(speed, time))[0].reshape(k, d)
+        points = path.evaluate(path.parameter(speed, time))[0].reshape(x0.shape)
         points = x1 if time == 1 else points
         return Particles.unchecked(points.to(a.dtype), weights, kind)
 
@@ -103,8 +98,8 @@ def between_clouds(
         **_facts(path, way),
         "matching": labels.cols.cpu().numpy() if labels.permutation else None,
         "exchanges": exchanges,
-        "initial_velocity": lambda: to_kind(initial_velocity(path, speed).reshape(k, d).to(a.dtype), kind),
-        "end": to_kind(x1.to(a.dtype), kind),
+        "initial_velocity": lambda: initial_velocity(path, speed).reshape(x0.shape).to(a.dtype),
+        "end": x1.to(a.dtype),
     }
     found = _geodesic(path, way, at, details, a.dtype, kind)
     return Found(found, path if isinstance(path, Path) else None, labels)
@@ -120,7 +115,7 @@ def _cloud_side(cloud: tuple[Tensor, Tensor], A: Tensor, Dinv: Tensor, root: Ten
         return cloud_path(*ends, w, A, Dinv, root, 1e-6, (4, 8, 16), max_iter=100)
 
     return Side(
-        lambda p, v: log_speed(p.reshape(-1, n, d), v.reshape(-1, n, d), w, A, Dinv),
+        flat_speed(x.shape, w, A, Dinv),
         x.reshape(-1),
         lambda e: e.expand(n, d).reshape(-1),
         w @ x,
@@ -144,10 +139,8 @@ def on_the_line(a: Particles, x: float, y: float, A: float, D: float, kind: Kind
         "exchanges": 0,
         "degrees": (),
         "through_infinity": None,
-        "initial_velocity": lambda: to_kind(
-            torch.full((1, 1), line_velocity(A, D, x, y), dtype=a.dtype), kind
-        ),
-        "end": to_kind(torch.full((1, 1), y, dtype=a.dtype), kind),
+        "initial_velocity": lambda: torch.full((1, 1), line_velocity(A, D, x, y), dtype=a.dtype),
+        "end": torch.full((1, 1), y, dtype=a.dtype),
     }
     error = 1e-14 * length if length < math.inf else math.inf
     return Geodesic(_number(length, a.dtype, kind), _number(error, a.dtype, kind), True, at, details)
@@ -206,9 +199,9 @@ def between_gaussians(
 
     details = {
         **_facts(path, way),
-        "initial_velocity": lambda: to_kind(initial_velocity(path, speed), kind),
-        "start": _pair(m0, L0, kind),
-        "end": _pair(*gaussians.split(path.end, d), kind),
+        "initial_velocity": lambda: initial_velocity(path, speed),
+        "start": (m0, L0),
+        "end": gaussians.split(path.end, d),
         "upper_bound": True,
     }
     return Found(_geodesic(path, way, at, details, a.dtype, kind), path)
@@ -223,10 +216,6 @@ def _exp(log_length: float) -> float:
 
 def _number(value: float, dtype: torch.dtype, kind: Kind) -> Array:
     return to_kind(torch.tensor(value, dtype=dtype), kind)
-
-
-def _pair(mean: Tensor, factor: Tensor, kind: Kind) -> tuple[Array, Array]:
-    return to_kind(mean.clone(), kind), to_kind(factor.clone(), kind)
 
 
 def _facts(path: Path | Polygon, way: Way | None) -> dict[str, Any]:
@@ -294,17 +283,16 @@ def constant(a: Gaussian | Particles, kind: Kind) -> Geodesic:
     shape = a.x_t.shape if isinstance(a, Particles) else (a.dim * (1 + a.dim),)
     zero = torch.zeros(shape, dtype=a.dtype)
     details: dict[str, Any] = {
-        "initial_velocity": lambda: to_kind(zero, kind),
+        "initial_velocity": lambda: zero,
         "log_length": -math.inf,
         "degrees": (),
         "through_infinity": None,
     }
     if isinstance(a, Particles):
-        details.update(matching=np.arange(a.n), exchanges=0, end=to_kind(a.x_t.detach().clone(), kind))
+        details.update(matching=np.arange(a.n), exchanges=0, end=a.x_t.detach())
     if isinstance(a, Gaussian):
-        details["start"] = details["end"] = _pair(
-            a.mean_t.detach().double(), square_factor(a.factor_t.detach().double()), kind
-        )
+        mean, factor = a.mean_t.detach().double(), a.factor_t.detach().double()
+        details["start"] = details["end"] = (mean, square_factor(factor))
     rest = _number(0.0, a.dtype, kind)
 
     def at(t: float) -> Measure:

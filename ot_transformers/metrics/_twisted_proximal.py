@@ -10,9 +10,9 @@ from ..errors import InvalidInput
 from ..measures import Gaussian, Measure, Particles
 from ..numerics.free_end import Problem, free_end
 from ..numerics.tilted import log_interaction, safe_log
-from ..numerics.twisted import log_speed
 from ..numerics.twisted_gaussians import gaussian_log_speed
 from ._twisted_gaussians import join, split
+from ._twisted_particles import flat_speed
 from ._unbounded import bottomless, limit, warn_unbounded
 from .base import EnergyLike, ProximalResult
 
@@ -67,6 +67,7 @@ class _Clouds:
         self.start, self.size = self.x.reshape(-1), self.x.numel()
         self.Dinv = torch.linalg.inv(D)
         self.root = torch.linalg.cholesky(D)
+        self.speed = flat_speed(self.x.shape, self.w, A, self.Dinv)
         log_g = log_interaction(self.x, self.w, A)
         self.log_g, self.limit = log_g, limit(self.x)
         half = -0.5 * (safe_log(self.w) + log_g)
@@ -81,10 +82,6 @@ class _Clouds:
             return None
         step = (warm.x_t.detach().double() - self.x) / self.inverse.clamp_min(1e-300)
         return torch.linalg.solve_triangular(self.root, step.mT, upper=False).mT.reshape(-1)
-
-    def speed(self, points: Tensor, steps: Tensor) -> Tensor:
-        shape = (-1, *self.x.shape)
-        return log_speed(points.reshape(shape), steps.reshape(shape), self.w, self.A, self.Dinv)
 
     def growth(self, points: Tensor, slopes: Tensor) -> tuple[Tensor, Tensor]:
         shape = (-1, *self.x.shape)

@@ -67,9 +67,9 @@ def exponential(mu: Gaussian | Particles, tangent: Any, A: Tensor, D: Tensor) ->
 
 def logarithm(mu: Gaussian | Particles, path: Geodesic, A: Tensor, D: Tensor) -> Any:
     """The initial velocity of a polished geodesic, as a tensor (n, d) or an affine velocity."""
-    v = torch.as_tensor(path.details["initial_velocity"]())
+    v = path.details["initial_velocity"]()
     if isinstance(mu, Gaussian):
-        m, L = (torch.as_tensor(t) for t in path.details["start"])
+        m, L = path.details["start"]
         dm, dL = gaussians.split(v.double(), mu.dim)
         q, lift = gaussians.side_by_side(m, L), gaussians.side_by_side(dm, dL)
         lift = horizontal(q, lift, A, torch.linalg.inv(D))
@@ -78,7 +78,7 @@ def logarithm(mu: Gaussian | Particles, path: Geodesic, A: Tensor, D: Tensor) ->
     if v.shape != mu.x_t.shape:
         raise InvalidInput("mu and nu have different weights: their geodesic splits particles and has no log")
     refine = v.numel() <= _REFINED and "closed_form" not in path.details
-    return refined_velocity(mu, v, torch.as_tensor(path.details["end"]), A, D) if refine else v
+    return refined_velocity(mu, v, path.details["end"], A, D) if refine else v
 
 
 def inner_product(mu: Gaussian | Particles, v: Any, w: Any, A: Tensor, D: Tensor) -> Tensor:

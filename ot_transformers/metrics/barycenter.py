@@ -23,10 +23,9 @@ from ..arrays import (
     to_kind,
 )
 from ..errors import InvalidInput, NotConverged
-from ..forward_mode import nested_jvp, tracked, underlying
+from ..forward_mode import nested_jvp, to_front, tracked, underlying
 from ..numerics.bures import align, bures_map_raw, covariance_factor
 from ..numerics.bures_map import map_derivative
-from ..numerics.bures_singular import to_front
 from ..spd import numerical_rank_psd, symmetrise
 
 __all__ = ["Barycenter", "bures_barycenter", "bures_barycenter_result"]

@@ -7,13 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
-from ..arrays import Array, Kind, view_of
+from ..arrays import Array, Kind, to_kind, view_of
 from ..errors import InvalidInput
 from ..measures import Measure
 
-__all__ = ["EnergyLike", "Geodesic", "Metric", "ProximalResult", "shown"]
+__all__ = ["EnergyLike", "Geodesic", "Metric", "ProximalResult", "joined_step", "shown"]
 
 
 class EnergyLike(Protocol):
@@ -109,6 +110,28 @@ class ProximalResult:
     n_iter: int
     energy_before: float
     energy_after: float
+
+
+def joined_step(parts: list[ProximalResult], measure: Measure) -> ProximalResult:
+    """One JKO step of a batch from those of its members: the worst gradient norm, arrays of energies.
+
+    `measure` is the batch of the measures found.
+    """
+    before, after = (
+        to_kind(
+            torch.tensor([getattr(p, name) for p in parts], dtype=torch.float64).reshape(measure.batch_shape),
+            measure.kind,
+        )
+        for name in ("energy_before", "energy_after")
+    )
+    return ProximalResult(
+        measure=measure,
+        converged=all(p.converged for p in parts),
+        gradient_norm=max(p.gradient_norm for p in parts),
+        n_iter=max(p.n_iter for p in parts),
+        energy_before=before,
+        energy_after=after,
+    )
 
 
 class Metric(ABC):

@@ -28,7 +28,7 @@ from ..errors import InvalidInput, NotConverged
 from ..measures import Gaussian, Measure, Particles, as_measure, check_same_dim
 from ..numerics.tilted import log_interaction
 from . import _twisted_gaussians as gaussians
-from ._twisted_batch import joined_geodesic, joined_measure, joined_step, joined_velocity, members
+from ._twisted_batch import joined_geodesic, joined_measure, joined_velocity, members
 from ._twisted_derivative import attached, cloud_length, gaussian_length, line_length, wanted
 from ._twisted_geodesics import Found, between_clouds, between_gaussians, segment_count, square_factor, warn
 from ._twisted_line import line_lengths
@@ -37,7 +37,7 @@ from ._twisted_proximal import proximal_twisted
 from ._twisted_quadrature import quadrature_geodesic
 from ._twisted_structure import parameters
 from ._twisted_tangents import as_affine, as_field, exponential, inner_product, logarithm, tangent_members
-from .base import EnergyLike, Geodesic, Metric, ProximalResult, shown
+from .base import EnergyLike, Geodesic, Metric, ProximalResult, joined_step, shown
 
 __all__ = ["TwistedWasserstein"]
 
@@ -392,4 +392,8 @@ class TwistedWasserstein(Metric):
             proximal_twisted(energy, p, tau, A=A, D=D, tol=tol, max_iter=max_iter, warm_start=guess)
             for p, guess in zip(members(a, shape), guesses, strict=True)
         ]
-        return joined_step(steps, shape, a.kind) if shape else steps[0]
+        return (
+            joined_step(steps, joined_measure([s.measure for s in steps], shape, a.kind))
+            if shape
+            else steps[0]
+        )

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..arrays import check_psd
-from ..forward_mode import nested_jvp
+from ..forward_mode import nested_jvp, pair_jvp, to_front
 from ..spd import eigh_psd, symmetrise
 from .bures_batch import squared_in_step
 from .bures_map import bures_map_raw, cholesky_regular
@@ -170,12 +170,6 @@ def _by_difference(S0: Tensor, S1: Tensor) -> tuple[Tensor, Tensor]:
     return (w.unsqueeze(-2) * X.square()).sum((-2, -1)), good
 
 
-def _front(info: Any, in_dims: tuple[Any, ...], *tensors: Tensor) -> list[Tensor]:
-    return [
-        t.unsqueeze(0) if dim is None else t.movedim(dim, 0) for t, dim in zip(tensors, in_dims, strict=True)
-    ]
-
-
 class _Distance(torch.autograd.Function):
     @staticmethod
     def forward(S0: Tensor, S1: Tensor, names: tuple[str, str] | None) -> Tensor:
@@ -188,7 +182,7 @@ class _Distance(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], S0: Tensor, S1: Tensor, names: Any) -> tuple[Tensor, int]:
-        A, B = _front(info, in_dims[:2], S0, S1)
+        A, B = to_front(info, in_dims[:2], S0, S1)
         return bures_squared(A, B, names), 0
 
     @staticmethod
@@ -202,12 +196,7 @@ class _Distance(torch.autograd.Function):
     @staticmethod
     @nested_jvp
     def jvp(ctx: Any, *tangents: Any) -> Any:
-        S0, S1 = ctx.saved_tensors
-        out = torch.zeros_like(S0[..., 0, 0])
-        for a, b, t in ((S0, S1, tangents[0]), (S1, S0, tangents[1])):
-            if t is not None:
-                out = out + (_slope(a, b) * t).sum((-2, -1))
-        return out
+        return pair_jvp(_slope, ctx.saved_tensors, tangents)
 
 
 def _slope(S0: Tensor, S1: Tensor) -> Tensor:
@@ -227,7 +216,7 @@ class _FactorDistance(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Tensor) -> tuple[Tensor, int]:
-        return bures_squared_factors(*_front(info, in_dims, *args)), 0
+        return bures_squared_factors(*to_front(info, in_dims, *args)), 0
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
@@ -238,12 +227,7 @@ class _FactorDistance(torch.autograd.Function):
     @staticmethod
     @nested_jvp
     def jvp(ctx: Any, *tangents: Any) -> Any:
-        L0, L1 = ctx.saved_tensors
-        out = torch.zeros_like(L0[..., 0, 0])
-        for a, b, t in ((L0, L1, tangents[0]), (L1, L0, tangents[1])):
-            if t is not None:
-                out = out + 2.0 * (_factor_slope(a, b) * t).sum((-2, -1))
-        return out
+        return 2.0 * pair_jvp(_factor_slope, ctx.saved_tensors, tangents)
 
 
 def _factor_slope(L0: Tensor, L1: Tensor) -> Tensor:

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from ..arrays import readable
-from ..forward_mode import nested_jvp
+from ..forward_mode import nested_jvp, to_front
 from ..spd import eigh_psd, solve_lyapunov, sqrt_psd, symmetrise
-from .bures_singular import cholesky_regular, regular_part, singular_map, to_front
+from .bures_singular import cholesky_regular, regular_part, singular_map
 
 __all__ = ["bures_map_raw", "cholesky_regular", "map_derivative"]
 

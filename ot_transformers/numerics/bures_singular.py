@@ -22,10 +22,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..forward_mode import to_front
 from ..linalg import solve
 from ..spd import eigh_psd, sqrt_psd, symmetrise
 
-__all__ = ["cholesky_regular", "map_of_factor", "regular_part", "singular_map", "to_front"]
+__all__ = ["cholesky_regular", "map_of_factor", "regular_part", "singular_map"]
 
 
 def cholesky_regular(S: Tensor) -> tuple[Tensor, Tensor]:
@@ -93,14 +94,6 @@ def _unseen(s: Tensor, t: Tensor, seen0: Tensor, seen1: Tensor, ulp: float) -> T
     k = min(a.shape[-1], b.shape[-1])
     both = (a[..., :k] > ulp * s[..., :1]) & (b[..., :k] > ulp * t[..., :1])
     return (B[..., :k, :].mT * both.to(s.dtype).unsqueeze(-2)) @ A[..., :k, :]
-
-
-def to_front(info: Any, in_dims: tuple[Any, ...], *tensors: Tensor) -> list[Tensor]:
-    """Bring the dimension that `torch.vmap` runs over to the front of every argument."""
-    return [
-        t.unsqueeze(0).expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
-        for t, dim in zip(tensors, in_dims, strict=True)
-    ]
 
 
 class _Constant(torch.autograd.Function):

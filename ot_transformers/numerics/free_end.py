@@ -122,6 +122,7 @@ def free_end(
     if not np.isfinite(float(before) + reference):
         return FreeEnd(problem.start, False, float("inf"), 0, 0)
     goal = max(tol, 1e-13) * max(reference, 1e-300)
+    scale = tau * _first_fraction(problem, -tau * problem.unit(level.path(g)[-1]))
     spent = 0
     if guess is not None and float(level.evaluate(guess.reshape(1, -1))[0]) < float(before):
         # A guess may lie where all is flat, out of reach of the minimiser: half of the iterations are for it.
@@ -134,13 +135,14 @@ def free_end(
             reference,
             goal,
             (max_iter + 1) // 2,
+            scale,
             _DEGREES[2:],
         )
         spent = warm.n_iter
         if warm.converged or spent >= max_iter:
             return warm
     for shrink in _SHRINK:
-        cold = _raised(problem, tau, path, before, reference, goal, max_iter - spent, shrink=shrink)
+        cold = _raised(problem, tau, path, before, reference, goal, max_iter - spent, shrink * scale)
         spent += cold.n_iter
         lost = not cold.escaped and _lost(problem, cold.end)
         if not lost or spent >= max_iter:
@@ -156,13 +158,14 @@ def _raised(
     reference: float,
     goal: float,
     max_iter: int,
+    scale: float,
     degrees: tuple[int, ...] = _DEGREES,
-    shrink: float = 1.0,
 ) -> FreeEnd:
-    """Raise the degree of a path from the first of `degrees`, where it is straight."""
+    """Raise the degree of a path from the first of `degrees`, where it is straight.
+
+    `scale` is the step along the gradient that minimising starts with.
+    """
     level = _Level(problem, tau, path)
-    explicit = -tau * problem.unit(level.path(level.evaluate(level.coordinates(0.0 * path))[1])[-1])
-    scale = shrink * tau * _first_fraction(problem, explicit)
     n_iter, escaped, left = 0, False, 0.0
     pairs: Pairs = ()
     for N in degrees:

@@ -24,9 +24,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..forward_mode import nested_jvp
+from ..forward_mode import nested_jvp, pair_jvp, to_front
 from ..spd import symmetrise
-from .bures_singular import cholesky_regular, to_front
+from .bures_singular import cholesky_regular
 from .coupling import coupling_difference, gaussian_transport
 
 __all__ = ["divergence_slope", "gaussian_divergence"]
@@ -112,9 +112,4 @@ class _Divergence(torch.autograd.Function):
     @staticmethod
     @nested_jvp
     def jvp(ctx: Any, *tangents: Any) -> Any:
-        S, T = ctx.saved_tensors
-        out = torch.zeros_like(S[..., 0, 0])
-        for a, b, tangent in ((S, T, tangents[0]), (T, S, tangents[1])):
-            if tangent is not None:
-                out = out + (divergence_slope(a, b) * tangent).sum((-2, -1))
-        return out
+        return pair_jvp(divergence_slope, ctx.saved_tensors, tangents)

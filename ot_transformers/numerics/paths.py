@@ -26,9 +26,21 @@ from torch import Tensor
 
 from .minimise import lbfgs
 
-__all__ = ["LogSpeed", "Path", "bent", "gauss", "interpolation", "lobatto", "path_matrices", "shortest_path"]
+__all__ = [
+    "LogSpeed",
+    "Path",
+    "bent",
+    "excess",
+    "gauss",
+    "interpolation",
+    "lobatto",
+    "minimised",
+    "path_matrices",
+    "shortest_path",
+]
 
-_GRADED = 2
+_GRADED = 0
+"""In place of a number of Gauss points: the graded rule."""
 _LEVELS = 36
 """Panels of the graded rule start at 2^-36."""
 
@@ -140,18 +152,15 @@ def gauss(n: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
 
 
 @lru_cache(maxsize=64)
-def _fine_quadrature(
-    N: int, rule: int
-) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    s, w = _graded() if rule == _GRADED else gauss(8 * N + 64 if rule else 6 * N + 45)
+def _matrices(N: int, points: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    s, w = gauss(points) if points != _GRADED else _graded()
     return *interpolation(N, s), w.copy()
 
 
 def path_matrices(N: int, points: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Values, derivatives and weights of polynomials of degree N at Gauss-Legendre points, as tensors."""
-    s, w = gauss(points)
-    V, dV = interpolation(N, s)
-    return tuple(torch.from_numpy(np.array(a)).to(like) for a in (V, dV, w))  # type: ignore[return-value]
+    V, dV, w = (torch.from_numpy(a).to(like) for a in _matrices(N, points))
+    return V, dV, w
 
 
 def _graded() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
@@ -161,13 +170,6 @@ def _graded() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     s, w = gauss(12)
     sizes = np.diff(edges)[:, None]
     return (edges[:-1, None] + sizes * s).reshape(-1), (sizes * w).reshape(-1)
-
-
-@lru_cache(maxsize=64)
-def _quadrature(N: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Values, derivatives and weights at Gauss-Legendre points."""
-    s, w = gauss(2 * N + 4)
-    return *interpolation(N, s), w.copy()
 
 
 def shortest_path(
@@ -270,22 +272,27 @@ def _fine_length(log_speed: LogSpeed, start: Tensor, offsets: Tensor) -> tuple[f
 
     The second number is how far another such rule disagrees, relative.
     """
-    values = [_log_length(log_speed, start, offsets, rule) for rule in (0, 1)]
+    N = offsets.shape[0] - 1
+    values = [_log_length(log_speed, start, offsets, points) for points in (6 * N + 45, 8 * N + 64)]
     return values[1], _ratio(values[1] - values[0])
 
 
-def _log_length(log_speed: LogSpeed, start: Tensor, offsets: Tensor, rule: int) -> float:
-    """log of the length of a path by one of the rules of `_fine_quadrature`, inf where it leaves the domain."""
-    V, dV, w = (torch.from_numpy(a).to(offsets) for a in _fine_quadrature(offsets.shape[0] - 1, rule))
+def _log_length(log_speed: LogSpeed, start: Tensor, offsets: Tensor, points: int) -> float:
+    """log of the length of a path by that many Gauss points, or by the graded rule; inf where it leaves the domain."""
+    V, dV, w = path_matrices(offsets.shape[0] - 1, points, offsets)
     with torch.no_grad():
         speed = 0.5 * log_speed(start + V @ offsets, dV @ offsets)
         value = float(torch.logsumexp(torch.log(w) + speed, -1))
     return value if np.isfinite(value) else np.inf
 
 
+def excess(difference: float) -> float:
+    """e^difference - 1, finite: the relative difference of two lengths from that of their logarithms."""
+    return float(np.expm1(np.clip(difference, -50.0, 50.0))) if np.isfinite(difference) else 1e20
+
+
 def _ratio(difference: float) -> float:
-    """|e^difference - 1|, finite."""
-    return abs(float(np.expm1(np.clip(difference, -50.0, 50.0)))) if np.isfinite(difference) else 1e20
+    return abs(excess(difference))
 
 
 def _straight(gap: Tensor, N: int) -> Tensor:
@@ -322,7 +329,7 @@ def _optimise(
 ) -> tuple[Tensor, Tensor, float, float, float]:
     """One degree: displacements, angles, log length, relative gradient, and the relative defect it implies."""
     N, k = guess.shape[0] - 1, guess.shape[1]
-    V, dV, w = (torch.from_numpy(a).to(guess) for a in _quadrature(N))
+    V, dV, w = path_matrices(N, 2 * N + 4, guess)
     inner0 = guess[1:-1]
     with torch.no_grad():
         log_g = log_speed(start + V @ guess, dV @ guess)
@@ -348,23 +355,37 @@ def _optimise(
         shift = turn(angles + z[m:]) - start - guess[-1]
         return torch.cat([guess[:1], inner + ramp[1:-1] * shift, guess[-1:] + shift], 0)
 
+    def log_action(z: Tensor) -> Tensor:
+        offsets = offsets_of(z)
+        return _log_action(log_speed(start + V @ offsets, dV @ offsets), w, clock)
+
+    z0 = guess.new_zeros(m + angles.numel())
+    z, log_value, gradient, defect = minimised(log_action, base, z0, goal=goal, max_iter=max_iter)
+    new_angles = (angles + z[m:]).detach()
+    return offsets_of(z).detach(), new_angles, 0.5 * (base + log_value), gradient, defect
+
+
+def minimised(
+    log_action: Callable[[Tensor], Tensor], base: float, z0: Tensor, *, goal: float, max_iter: int
+) -> tuple[Tensor, float, float, float]:
+    """Minimise e^{log_action - base}, about 1 and of Hessian about 2, from z0 (m,).
+
+    Returns the minimiser, the logarithm of the minimum, its relative gradient, and the relative error of the length
+    that this implies: |gradient|^2 / 8 where the Hessian is 2, and allowing for a 32nd of that Hessian.
+    """
+
     def evaluate(batch: Tensor) -> tuple[Tensor, Tensor]:
         with torch.enable_grad():
             z = batch[0].detach().requires_grad_()
-            offsets = offsets_of(z)
-            value = torch.exp(_log_action(log_speed(start + V @ offsets, dV @ offsets), w, clock) - base)
+            value = torch.exp(log_action(z) - base)
             (g,) = torch.autograd.grad(value, z)
         value = torch.where(torch.isfinite(value), value, torch.full_like(value, torch.inf))
         return value.detach().reshape(1), torch.nan_to_num(g).reshape(1, -1)
 
-    z0 = torch.zeros(1, m + angles.numel(), dtype=guess.dtype, device=guess.device)
-    # The relative error of the length is |gradient|^2 / 8 where the Hessian is 2; allow for a 32nd of that.
-    tolerance = torch.full((1,), goal, dtype=guess.dtype, device=guess.device)
-    found = lbfgs(evaluate, z0, scale=0.5, tolerance=tolerance, max_iter=max_iter)
+    tolerance = z0.new_full((1,), goal)
+    found = lbfgs(evaluate, z0.unsqueeze(0), scale=0.5, tolerance=tolerance, max_iter=max_iter)
     value, norm = max(float(found.value), 1e-300), float(found.gradient_norm)
-    offsets = offsets_of(found.y[0]).detach()
-    new_angles = (angles + found.y[0, m:]).detach()
-    return offsets, new_angles, 0.5 * (base + float(np.log(value))), norm / value, 4 * norm**2 / value
+    return found.y[0], float(np.log(value)), norm / value, 4 * norm**2 / value
 
 
 def _log_action(log_g: Tensor, w: Tensor, clock: Tensor) -> Tensor:

@@ -31,8 +31,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .minimise import lbfgs
-from .paths import LogSpeed, Path, gauss
+from .paths import LogSpeed, Path, excess, gauss, lobatto, minimised
 
 __all__ = ["Polygon", "extrapolated", "shortest_polygon"]
 
@@ -182,9 +181,9 @@ def shortest_polygon(
         if length <= before + 1e-12:
             offsets = found
         else:  # the quadrature was cheated after all: the polygon before is a path, too, and shorter
-            length, loss = before, loss + min(_ratio(length - before), 1.0)
+            length, loss = before, loss + min(abs(excess(length - before)), 1.0)
         check = _log_length(log_speed, start, offsets, other)
-        doubts.append(loss + _ratio(length - check))
+        doubts.append(loss + abs(excess(length - check)))
         log_lengths.append(length)
         old = s
     assert offsets is not None
@@ -210,7 +209,7 @@ def extrapolated(log_lengths: list[float], doubts: list[float]) -> tuple[float, 
     last = log_lengths[-1]
     if not math.isfinite(last):
         return last, math.inf
-    a, b = (_signed(p - last) for p in log_lengths[:2])
+    a, b = (excess(p - last) for p in log_lengths[:2])
     a -= b
     if b > 0 and 2 * b <= a <= 8 * b:
         step = (a - 4 * b) / 45
@@ -220,18 +219,9 @@ def extrapolated(log_lengths: list[float], doubts: list[float]) -> tuple[float, 
     return last, max(abs(a), abs(b)) + doubts[-1]
 
 
-def _signed(difference: float) -> float:
-    """e^difference - 1, finite."""
-    return float(np.expm1(np.clip(difference, -50.0, 50.0))) if math.isfinite(difference) else 1e20
-
-
-def _ratio(difference: float) -> float:
-    return abs(_signed(difference))
-
-
 def _times(log_speed: LogSpeed, guess: Path) -> tuple[Callable[[int], Any], Callable[[Any], Any]]:
     """Two functions: the cuts s (N + 1,) of [0, 1] into N pieces, and log int rho over the pieces between cuts."""
-    nodes = 0.5 * (1 - np.cos(np.pi * np.arange(_CLOCK + 1) / _CLOCK))
+    nodes, _ = lobatto(_CLOCK)
     points, slopes = guess.evaluate_many(nodes)
     with torch.no_grad():
         log_g = 0.5 * log_speed(points, slopes).cpu().numpy()
@@ -240,7 +230,7 @@ def _times(log_speed: LogSpeed, guess: Path) -> tuple[Callable[[int], Any], Call
     clock = np.polynomial.Chebyshev.fit(nodes, log_g, _CLOCK, domain=[0.0, 1.0])
     x, w = gauss(16)
     # Cells that crowd at the ends, where far out the metric changes within 1 / |x|.
-    edges = 0.5 * (1 - np.cos(np.pi * np.arange(257) / 256))
+    edges, _ = lobatto(256)
 
     def log_integrals(s: np.ndarray[Any, Any], power: float = 1.0) -> np.ndarray[Any, Any]:
         step = np.diff(s)
@@ -365,16 +355,11 @@ def _minimised(
         base = float(log_action(guess))
     base = base if math.isfinite(base) else 0.0
 
-    def evaluate(batch: Tensor) -> tuple[Tensor, Tensor]:
-        with torch.enable_grad():
-            z = batch[0].detach().requires_grad_()
-            value = torch.exp(log_action(offsets_of(z)) - base)
-            (g,) = torch.autograd.grad(value, z)
-        value = torch.where(torch.isfinite(value), value, torch.full_like(value, torch.inf))
-        return value.detach().reshape(1), torch.nan_to_num(g).reshape(1, -1)
-
-    z0 = guess.new_zeros(1, (N - 1) * k)
-    found = lbfgs(evaluate, z0, scale=0.5, tolerance=guess.new_full((1,), goal), max_iter=max_iter)
-    value, norm = max(float(found.value), 1e-300), float(found.gradient_norm)
-    # The relative error of the length is |gradient|^2 / 8 where the Hessian is 2; allow for a 32nd of that.
-    return offsets_of(found.y[0]).detach(), norm / value, 4 * norm**2 / value
+    z, _, gradient, defect = minimised(
+        lambda z: log_action(offsets_of(z)),
+        base,
+        guess.new_zeros((N - 1) * k),
+        goal=goal,
+        max_iter=max_iter,
+    )
+    return offsets_of(z).detach(), gradient, defect

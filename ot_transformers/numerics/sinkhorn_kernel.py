@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
+
+from ..forward_mode import tracked
 
 __all__ = ["KERNEL_BUDGET", "Kernel", "Problem", "SolverMemory", "gauge", "log_half_sweeps", "scaling_limit"]
 
@@ -77,7 +78,7 @@ class Problem:
     @property
     def differentiable(self) -> bool:
         """Whether any of the tensors carries a derivative, of whichever mode."""
-        return any(_carries_derivative(t) for t in (self.x, self.a, self.y, self.b))
+        return any(tracked(t) for t in (self.x, self.a, self.y, self.b))
 
     def detached(self) -> Problem:
         """The same numbers without their gradient history."""
@@ -92,17 +93,6 @@ class Problem:
     def heated(self, factor: float) -> Problem:
         """The same problem at eps * factor."""
         return Problem(self.x / factor, self.a, self.y, self.b, self.mask, self.memory)
-
-
-def _carries_derivative(t: Tensor) -> bool:
-    if torch.is_grad_enabled() and t.requires_grad:
-        return True
-    functorch = torch._C._functorch
-    while functorch.is_functorch_wrapped_tensor(t):
-        if functorch.is_gradtrackingtensor(t):
-            return True
-        t = functorch.get_unwrapped(t)
-    return forward_ad._current_level >= 0 and forward_ad.unpack_dual(t).tangent is not None
 
 
 def scaling_limit(dtype: torch.dtype) -> float:

@@ -18,6 +18,7 @@ from scipy.spatial.distance import cdist
 from torch import Tensor
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
+from ..arrays import layers
 from ..errors import InvalidInput, NotConverged
 
 __all__ = [
@@ -218,15 +219,14 @@ def _wrapped(t: Tensor) -> bool:
 
 def _numbers(*tensors: Tensor) -> list[np.ndarray]:
     """The values in float64, without derivatives, also inside `torch.func.grad` and `torch.func.jvp`."""
-    functorch, plain = torch._C._functorch, []
+    plain = []
     for t in tensors:
-        while _wrapped(t):
-            if functorch.is_batchedtensor(t):
+        for layer in layers(t):
+            if torch._C._functorch.is_batchedtensor(layer):
                 raise InvalidInput(
                     "exact transport cannot run inside torch.vmap; give it a batch of measures"
                 )
-            t = functorch.get_unwrapped(t)
-        plain.append(t)
+        plain.append(layer)
     with temporarily_clear_interpreter_stack():  # under it, new tensors would be wrapped again
         # Copies: POT reads C-contiguous arrays, and uniform weights are one number seen n times.
         return [np.array(t.detach().double().cpu().numpy(), order="C") for t in plain]

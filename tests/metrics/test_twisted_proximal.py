@@ -98,3 +98,12 @@ def test_where_the_metric_has_vanished_nothing_is_called_converged(x0: float, fo
         length, _ = quad(lambda s: np.exp(-(s**2) / 2), x0, x)
         assert x * np.exp(-(x**2)) == pytest.approx(length / 0.5 * np.exp(-(x**2) / 2) / 100.0, rel=1e-4)
         assert abs(x) < 4
+
+
+def test_energies_of_a_batch_are_those_of_its_members_to_the_bit() -> None:
+    metric, energy = TwistedWasserstein(-np.eye(2), D=np.eye(2)), InteractionEnergy(-np.eye(2))
+    x = np.random.default_rng(0).normal(size=(2, 3, 2))
+    together = metric.proximal(energy, Particles(x), 0.1)
+    alone = [metric.proximal(energy, Particles(cloud), 0.1) for cloud in x]
+    for name in ("energy_before", "energy_after"):
+        assert getattr(together, name).tolist() == [getattr(step, name) for step in alone]
