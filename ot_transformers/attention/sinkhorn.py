@@ -137,7 +137,7 @@ class SinkhornAttention(Attention):
 
         The history lives in the returned function alone: use one evaluator for one flow, in one thread.
         """
-        history = PotentialHistory()
+        history = PotentialHistory(self.tol)
 
         def velocity(x: Tensor, weights: Tensor) -> Tensor:
             result = self.solve(x, weights, history.guess(x, weights), history.memory)

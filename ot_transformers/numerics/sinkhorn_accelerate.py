@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .sinkhorn_kernel import Kernel, SolverMemory
+from .sinkhorn_kernel import Kernel, SecantPairs, SolverMemory
 
 __all__ = ["Anderson", "newton_direction"]
 
@@ -20,32 +20,40 @@ class Anderson:
     def __init__(self, b: Tensor, memory: SolverMemory | None = None) -> None:
         self._root = b.sqrt()
         self._last: tuple[Tensor, Tensor] | None = None
-        self._pairs = memory if memory is not None and memory.pairs_fit(b) else SolverMemory()
-        self._memory = _MEMORY if memory is None else 2 * _MEMORY
+        pairs = None if memory is None else memory.pairs
+        if pairs is None or not pairs.fit(b):
+            pairs = SecantPairs.empty(b, _MEMORY if memory is None else 2 * _MEMORY)
+            if memory is not None:
+                memory.pairs = pairs
+        self._pairs = pairs
+
+    def forget_last(self) -> None:
+        """The unknown is counted from elsewhere now: differences stay, the last point does not."""
+        self._last = None
 
     def propose(self, h: Tensor, rho: Tensor, restart: Tensor) -> Tensor:
         """Return the next h from (h, rho); members in `restart` (B,) forget and take the plain step."""
-        keep = (~restart).unsqueeze(-1)
+        pairs, plain = self._pairs, h + rho
         if self._last is not None:
-            # zero columns drop out of the least squares: that is how one member forgets
-            new, size = (h - self._last[0], rho - self._last[1]), self._memory
-            pairs = self._pairs
-            pairs.dh[:] = [torch.where(keep, t, 0.0) for t in (*pairs.dh, new[0])][-size:]
-            pairs.drho[:] = [torch.where(keep, t, 0.0) for t in (*pairs.drho, new[1])][-size:]
+            drho = rho - self._last[1]
+            pairs.add(h - self._last[0] + drho, self._root * drho)
         self._last = h, rho
-        plain = h + rho
-        if not self._pairs.dh:
+        if bool(restart.any()):
+            pairs.forget(restart)
+        if not pairs.count:
             return plain
-        dR, dH = torch.stack(self._pairs.drho, -1), torch.stack(self._pairs.dh, -1)
-        R = self._root.unsqueeze(-1) * dR
-        norm = R.norm(dim=-2, keepdim=True)
-        scale = torch.where(norm > 0, 1.0 / norm.clamp_min(torch.finfo(h.dtype).tiny), 0.0)
-        R = R * scale
-        gram = R.mT @ R
-        ridge = 10 * torch.finfo(h.dtype).eps + (scale == 0).to(h.dtype)
-        gram = gram + torch.diag_embed(ridge.squeeze(-2))
-        c = torch.linalg.solve(gram, R.mT @ (self._root * rho).unsqueeze(-1)) * scale.mT
-        mixed = plain - ((dH + dR) @ c).squeeze(-1)
+        steps, residuals = pairs.steps[:, : pairs.count], pairs.residuals[:, : pairs.count]
+        gram = residuals @ residuals.mT
+        square = torch.diagonal(gram, dim1=-2, dim2=-1)
+        # zero rows drop out of the least squares: that is how one member forgets
+        alive = square > 0
+        scale = torch.where(alive, square, 1.0).rsqrt()
+        eye = torch.eye(pairs.count, dtype=h.dtype, device=h.device)
+        gram = scale.unsqueeze(-1) * gram * scale.unsqueeze(-2)
+        gram = torch.where(eye > 0, 1.0 + 10 * torch.finfo(h.dtype).eps, gram)
+        rhs = scale.unsqueeze(-1) * (residuals @ (self._root * rho).unsqueeze(-1))
+        c = torch.linalg.solve_ex(gram, rhs)[0] * scale.unsqueeze(-1)
+        mixed = plain - (c.mT @ steps).squeeze(-2)
         return torch.where(torch.isfinite(mixed), mixed, plain)
 
 

@@ -95,7 +95,7 @@ def _solve_in_chunks(job: Job, problem: Problem, start: tuple[Tensor, Tensor] | 
     for i in range(0, problem.x.shape[0], size):
         members = slice(i, i + size)
         warm = None if start is None else (start[0][members], start[1][members])
-        solution = solve(problem.take(members), job.tol, job.max_iter, warm, job.memory)
+        solution = solve(problem.take(members), job.tol, job.max_iter, warm, job.memory, job.symmetric)
         job.n_iter = max(job.n_iter, solution.n_iter)
         parts.append(_finish(solution, job.symmetric))
     out = tuple(torch.cat(t) if len(t) > 1 else t[0] for t in zip(*parts, strict=True))
@@ -117,11 +117,13 @@ def _finish(solution: Solution, symmetric: bool) -> tuple[Tensor, ...]:
         u, v, phi, psi = u * (-half).exp(), v * half.exp(), phi - half, psi + half
         if not bool((half.abs() < scaling_limit(half.dtype)).all()):
             kernel, u, v = Kernel(p, phi, psi), torch.ones_like(u), torch.ones_like(v)
-    total, row = kernel.average(u, v, p.y)
+    total, row = kernel.average(u, v)
     # with f = g and a symmetric score the two marginals are the same numbers
     column = row if symmetric else solution.column
     error_x = (p.a * (row - 1.0).abs()).sum(-1)
     error_y = (p.b * (column - 1.0).abs()).sum(-1)
+    if solution.slack is not None:
+        error_x, error_y = error_x + solution.slack, error_y + solution.slack
     # at points of zero weight the potential is the soft-min of the others: one substitution
     phi = torch.where(p.a > 0, phi, phi - row.log())
     psi = torch.where(p.b > 0, psi, psi - column.log())

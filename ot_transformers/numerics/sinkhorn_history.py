@@ -11,18 +11,20 @@ from .sinkhorn_kernel import SolverMemory
 __all__ = ["PotentialHistory"]
 
 _LENGTH = 6
-_RIDGE = 1e-10
+_SAMPLE = 256
 
 
 class PotentialHistory:
     """The last few clouds with their potentials.
 
-    The new cloud is written as x ~ sum_k c_k x_k with sum_k c_k = 1, by regularised least squares; where the
+    The new cloud is written as x ~ sum_k c_k x_k with sum_k c_k = 1, by regularised least squares over some
+    of the particles; where the
     states are a smooth curve this is polynomial extrapolation in time, at whatever times the integrator
-    chose, and the same coefficients extrapolate the potentials.
+    chose, and the same coefficients extrapolate the potentials, which are known up to a relative `noise`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, noise: float) -> None:
+        self._noise = noise
         self._states: list[tuple[Tensor, Tensor, Tensor]] = []
         self._weights: Tensor | None = None
         self.memory = SolverMemory()
@@ -45,24 +47,38 @@ class PotentialHistory:
             self._states = []
             return None
         new = x.detach()
-        c = self._coefficients(new)
-        f = last[1] + sum(c[..., k, None] * (s[1] - last[1]) for k, s in enumerate(self._states[:-1]))
-        g = last[2] + sum(c[..., k, None] * (s[2] - last[2]) for k, s in enumerate(self._states[:-1]))
+        c = self._coefficients(new).unsqueeze(-2)
+        if not c.shape[-1]:
+            return last[1], last[2]
+        f, g = (
+            last[k] + (c @ torch.stack([s[k] - last[k] for s in self._states[:-1]], -2)).squeeze(-2)
+            for k in (1, 2)
+        )
         return f, g
 
     def _coefficients(self, x: Tensor) -> Tensor:
-        """c (..., k) of the earlier states relative to the last one."""
-        last = self._states[-1][0]
+        """c (..., k) of the earlier states relative to the last one.
+
+        Least squares in z and z^2, z = x centred and scaled to size 1, for potentials are nearly quadratic,
+        plus (noise |c|)^2: an error of the fit does to the potentials what their own errors do times c. The
+        columns are as dependent as powers of the time step; QR solves that, normal equations do not.
+        """
         if len(self._states) == 1:
             return x.new_zeros(*x.shape[:-2], 0)
-        basis = torch.stack([(s[0] - last).flatten(-2) for s in self._states[:-1]], -1)
-        target = (x - last).flatten(-2).unsqueeze(-1)
-        norm = basis.norm(dim=-2, keepdim=True)
-        scale = torch.where(norm > 0, 1.0 / norm.clamp_min(torch.finfo(x.dtype).tiny), 0.0)
-        unit = basis * scale
-        gram = unit.mT @ unit
-        # The ridge keeps the coefficients moderate, which would otherwise amplify the potentials' own error.
-        eye = torch.eye(gram.shape[-1], dtype=x.dtype, device=x.device)
-        ridge = max(_RIDGE, 100 * torch.finfo(x.dtype).eps)
-        c = torch.linalg.solve(gram + ridge * eye, unit.mT @ target) * scale.mT
-        return c.squeeze(-1)
+        some = slice(None, None, max(1, x.shape[-2] // _SAMPLE))  # five numbers want no more equations
+        new, *old = (t[..., some, :] for t in (x, *(s[0] for s in self._states)))
+        centre = old[-1].mean(-2, keepdim=True)
+        size = (old[-1] - centre).square().mean((-2, -1), keepdim=True).sqrt()
+        size = size.clamp_min(torch.finfo(x.dtype).tiny)
+
+        def features(t: Tensor) -> Tensor:
+            unit = (t - centre) / size
+            return torch.cat([unit, unit * unit], -1).flatten(-2)
+
+        base = features(old[-1])
+        basis = torch.stack([features(t) - base for t in old[:-1]], -1)
+        noise = max(self._noise, 4 * torch.finfo(x.dtype).eps) * basis.shape[-2] ** 0.5
+        ridge = noise * torch.eye(basis.shape[-1], dtype=x.dtype, device=x.device)
+        q, r = torch.linalg.qr(torch.cat([basis, ridge.expand(*basis.shape[:-2], -1, -1)], -2))
+        rhs = q[..., : basis.shape[-2], :].mT @ (features(new) - base).unsqueeze(-1)
+        return torch.linalg.solve_triangular(r, rhs, upper=True).squeeze(-1)

@@ -15,6 +15,7 @@ from torch import Tensor
 from .coupling import coupling_covariance, quadratic_potential
 from .sinkhorn_accelerate import Anderson, newton_direction
 from .sinkhorn_kernel import Kernel, Problem, SolverMemory, gauge, log_half_sweeps, scaling_limit
+from .sinkhorn_mixed import MixedKernel, mixed_pays
 
 __all__ = ["Solution", "gaussian_potentials", "solve", "spread"]
 
@@ -25,6 +26,7 @@ _PATIENCE = 30  # sweeps after which progress is judged: less than a factor of _
 _SLOW = 1e-2
 _REST = 10  # sweeps after a Newton step that failed
 _HALVINGS = 11
+_MIXED_PATIENCE, _MIXED_LIMIT = 15, 10.0  # sweeps judged together; |log u| up to which float32 has the range
 _LONGEST = 20.0  # longest Newton step in log v
 
 
@@ -32,12 +34,14 @@ _LONGEST = 20.0  # longest Newton step in log v
 class Solution:
     """Potentials in units of eps with the last kernel and scalings: kappa = u K v."""
 
-    kernel: Kernel
+    kernel: Kernel | MixedKernel
     u: Tensor
     v: Tensor
     column: Tensor
     error: Tensor
     n_iter: int
+    slack: Tensor | None = None
+    """What single precision may add to either error, (B,), where it was used."""
 
     @property
     def phi(self) -> Tensor:
@@ -76,11 +80,17 @@ def solve(
     max_iter: int,
     warm: tuple[Tensor, Tensor] | None = None,
     memory: SolverMemory | None = None,
+    symmetric: bool = False,
 ) -> Solution:
     """Iterate until the L1 error of the column sums is <= tol in every member, or max_iter sweeps."""
     n_iter = 0
     if warm is None:
         warm, n_iter = _cool(problem)
+    if mixed_pays(problem, symmetric):
+        first, warm, used = _mixed(problem, warm, tol, max(1, max_iter - n_iter), memory, symmetric)
+        n_iter += used
+        if first is not None:
+            return replace(first, n_iter=n_iter)
     last = _iterate(problem, warm, tol, max(1, max_iter - n_iter), memory)
     return replace(last, n_iter=last.n_iter + n_iter)
 
@@ -137,7 +147,7 @@ def _evaluate(kernel: Kernel, h: Tensor) -> _Point:
     return _Point(h, u, column, _column_error(kernel, u, column))
 
 
-def _column_error(kernel: Kernel, u: Tensor, column: Tensor) -> Tensor:
+def _column_error(kernel: Kernel | MixedKernel, u: Tensor, column: Tensor) -> Tensor:
     """L1 error of the column sums; infinite where a number left the range: never a candidate."""
     error = (kernel.problem.b * (column - 1.0).abs()).sum(-1)
     sound = (
@@ -202,6 +212,48 @@ def _iterate(
         h = anderson.propose(current.h, -current.column.log(), rejected)
         point = _evaluate(kernel, torch.where(active.unsqueeze(-1), h, best.h))
         n_iter, rest = n_iter + 1, rest - 1
+
+
+def _mixed(
+    problem: Problem,
+    warm: tuple[Tensor, Tensor],
+    tol: float,
+    max_iter: int,
+    memory: SolverMemory | None,
+    symmetric: bool,
+) -> tuple[Solution | None, tuple[Tensor, Tensor], int]:
+    """The usual case, fast: accelerated sweeps in mixed precision; or None, the potentials reached, the sweeps.
+
+    The base is moved to where the iteration stands once what is left to do is of the size of the rounding of
+    the increments.
+    """
+    kernel, anderson = MixedKernel(problem, *warm, symmetric), Anderson(problem.b, memory)
+    h, found, best, checked = torch.zeros_like(kernel.psi), warm, math.inf, math.inf
+    point = h, h  # the best h with its residual
+    for n_iter in range(1, max_iter + 1):
+        v = h.exp()
+        u, column = kernel.sweep(v)
+        error, slack = (problem.b * (column - 1.0).abs()).sum(-1), kernel.slack(u, v)
+        worst = float((error + slack).amax())
+        if worst <= tol:
+            return Solution(kernel, u, v, column, error, n_iter, slack), found, n_iter
+        if not float(u.log().abs().amax() + 0.0 * worst) < _MIXED_LIMIT:  # written so that a NaN leaves
+            return None, found, n_iter
+        rejected = worst > 2.0 * best
+        if worst <= best:
+            best, found, point = worst, (kernel.phi + u.log(), kernel.psi + h), (h, -column.log())
+        if n_iter % _MIXED_PATIENCE == 0:
+            if best > _SLOW * checked:
+                return None, found, n_iter
+            checked = best
+        if bool((error <= 4.0 * slack).all()):
+            kernel, h = MixedKernel(problem, *found, symmetric), torch.zeros_like(h)
+            anderson.forget_last()
+            best = math.inf  # counted anew from the new base
+        else:
+            h, rho = point if rejected else (h, -column.log())
+            h = anderson.propose(h, rho, torch.full_like(error, rejected, dtype=torch.bool))
+    return None, found, max_iter
 
 
 def _newton_step(kernel: Kernel, start: _Point, active: Tensor) -> tuple[_Point, int]:
