@@ -1,18 +1,19 @@
-"""NPZ files: read without pickle, written atomically, every failure one line that names the path."""
+"""Files: NPZ read without pickle, all written atomically, every failure one line that names the path."""
 
 from __future__ import annotations
 
 import os
+import tempfile
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
 from .errors import InvalidInput
 
-__all__ = ["read_npz", "write_npz"]
+__all__ = ["read_npz", "rehearse", "write_atomically", "write_npz"]
 
 _ZIP = b"PK"
 
@@ -61,11 +62,22 @@ def write_npz(path: str | Path, arrays: Mapping[str, Any], name: str = "path") -
     InvalidInput
         A folder, a place that cannot be written, or data that NPZ holds only as pickled objects.
     """
-    file = _as_path(path, name)
     data: dict[str, Any] = {key: np.asarray(value) for key, value in arrays.items()}
     for key, value in data.items():
         if value.dtype.hasobject:
             raise InvalidInput(f"{key!r} must be numbers or text to be written, got objects: {path}")
+    return write_atomically(path, lambda stream: np.savez_compressed(stream, **data), name)
+
+
+def write_atomically(path: str | Path, fill: Callable[[IO[bytes]], object], name: str = "path") -> Path:
+    """Let `fill` write to a file beside `path` and rename it: a reader never sees half. Missing folders are made.
+
+    Raises
+    ------
+    InvalidInput
+        A folder, or a place that cannot be written.
+    """
+    file = _as_path(path, name)
     # Hidden, and of a name of its own: another process or thread may write the same file.
     temporary = file.with_name(f".{file.name[:40]}.{uuid.uuid4().hex}.tmp")
     try:
@@ -74,13 +86,33 @@ def write_npz(path: str | Path, arrays: Mapping[str, Any], name: str = "path") -
         file.parent.mkdir(parents=True, exist_ok=True)
         try:
             with temporary.open("xb") as stream:
-                np.savez_compressed(stream, **data)
+                fill(stream)
             os.replace(temporary, file)
         finally:
             temporary.unlink(missing_ok=True)
     except OSError as err:
         raise InvalidInput(f"{name} cannot be written: {path} ({_reason(err)})") from err
     return file
+
+
+def rehearse(target: Path) -> None:
+    """Make what writing `target` will make beside it, missing folders too, and take it away again.
+
+    Permissions do not tell it all: /proc, a full disk, a long name.
+
+    Raises
+    ------
+    OSError
+        What writing would raise.
+    """
+    made = [p for p in target.absolute().parents if not p.exists()]
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent)).rmdir()
+    finally:
+        for p in made:
+            if p.is_dir():
+                p.rmdir()
 
 
 def _as_path(path: Any, name: str) -> Path:

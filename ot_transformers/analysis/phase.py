@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +16,7 @@ import numpy as np
 from ..arrays import check_choice, check_count, check_positive, describe
 from ..attention import Attention
 from ..errors import InvalidInput
-from ..files import read_npz, write_npz
+from ..files import read_npz, rehearse, write_npz
 from ..flows import solve
 from ..measures import Gaussian
 from .classify import CLASSES, classify
@@ -247,12 +246,7 @@ def check_diagram_file(file: Any, name: str = "file") -> Path:
     try:
         if path.is_dir():
             raise InvalidInput(f"{name} is a folder, expected an .npz file: {file}")
-        made = [p for p in path.absolute().parents if not p.exists()]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.part"):
-            pass  # the longest name that is written beside it
-        for p in made:
-            p.rmdir()
+        rehearse(path)
     except OSError as err:
         raise InvalidInput(f"{name} cannot be written: {file} ({err.strerror})") from err
     return path

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ import numpy as np
 from ..arrays import tensor_of
 from ..energies import Energy, InteractionEnergy, KLDivergence, ScaledEnergy, SelfTransportEnergy
 from ..errors import InvalidInput
+from ..files import write_atomically
 from ..measures import Gaussian
 from ..metrics import BuresWasserstein, TwistedWasserstein, Wasserstein
 
@@ -22,7 +21,7 @@ __all__ = [
     "metric_from_record",
     "metric_record",
     "unscaled",
-    "write_atomically",
+    "write_record",
 ]
 
 Record = dict[str, Any]
@@ -105,23 +104,11 @@ def metric_from_record(record: Mapping[str, Any]) -> Any:
     raise InvalidInput(f"metric of the file is unknown: {name!r}")
 
 
-def write_atomically(path: str | Path, data: bytes) -> Path:
-    """Write a file beside its place and rename it: a reader never sees half of it."""
-    target = Path(path).expanduser()
-    if not target.parent.is_dir():
+def write_record(path: str | Path, data: bytes) -> Path:
+    """Write a record atomically, into a folder that exists."""
+    if not Path(path).expanduser().parent.is_dir():
         raise InvalidInput(f"path is in a folder that does not exist: {path}")
-    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(data)
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(name, 0o666 & ~umask)  # mkstemp makes private files
-        Path(name).replace(target)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-    return target
+    return write_atomically(path, lambda stream: stream.write(data))
 
 
 def _array(value: Any) -> np.ndarray[Any, Any]:

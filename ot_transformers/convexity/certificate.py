@@ -17,7 +17,7 @@ from typing import Any
 from ..errors import InvalidInput
 from ._balls import require_flint
 from ._proofs import FORMAT, Proof, decimal, interval, prove
-from ._records import write_atomically
+from ._records import write_record
 
 __all__ = ["Certificate", "CertificateCheck", "cannot", "check_certificate", "sealed"]
 
@@ -74,7 +74,7 @@ class Certificate:
 
     def save(self, path: str | Path) -> Path:
         """Write the JSON file, atomically."""
-        return write_atomically(path, self.to_json().encode("utf-8"))
+        return write_record(path, self.to_json().encode("utf-8"))
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,7 +21,7 @@ from ._records import (
     energy_record,
     metric_from_record,
     metric_record,
-    write_atomically,
+    write_record,
 )
 from .curves import BuresGeodesic, Curve, DisplacementCurve
 from .twisted import TwistedGeodesic
@@ -133,7 +133,7 @@ class Witness:
         InvalidInput
             An energy or metric that has no record (only those of the library do).
         """
-        return write_atomically(path, self.to_bytes())
+        return write_record(path, self.to_bytes())
 
     def to_bytes(self) -> bytes:
         """The content of the .npz file."""

@@ -11,16 +11,16 @@ from .sinkhorn_kernel import SolverMemory
 __all__ = ["PotentialHistory"]
 
 _LENGTH = 6
-_SAMPLE = 256
+_SAMPLE = 256  # particles that the coefficients are fitted to
 
 
 class PotentialHistory:
     """The last few clouds with their potentials.
 
     The new cloud is written as x ~ sum_k c_k x_k with sum_k c_k = 1, by regularised least squares over some
-    of the particles; where the
-    states are a smooth curve this is polynomial extrapolation in time, at whatever times the integrator
-    chose, and the same coefficients extrapolate the potentials, which are known up to a relative `noise`.
+    of the particles; where the states are a smooth curve this is polynomial extrapolation in time, at
+    whatever times the integrator chose, and the same coefficients extrapolate the potentials, which are known
+    up to a relative `noise`.
     """
 
     def __init__(self, noise: float) -> None:
@@ -81,4 +81,5 @@ class PotentialHistory:
         ridge = noise * torch.eye(basis.shape[-1], dtype=x.dtype, device=x.device)
         q, r = torch.linalg.qr(torch.cat([basis, ridge.expand(*basis.shape[:-2], -1, -1)], -2))
         rhs = q[..., : basis.shape[-2], :].mT @ (features(new) - base).unsqueeze(-1)
-        return torch.linalg.solve_triangular(r, rhs, upper=True).squeeze(-1)
+        c = torch.linalg.solve_triangular(r, rhs, upper=True).squeeze(-1)
+        return torch.where(torch.isfinite(c), c, 0.0)  # a cloud that has just collapsed has no size

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from ..arrays import describe
 from ..errors import InvalidInput
+from ..files import rehearse
 
 __all__ = ["check_out", "config_from_options", "load_config", "write_folder"]
 
@@ -95,16 +96,7 @@ def check_out(out: str | Path) -> Path:
         parent = next(p for p in target.parents if p.exists())
         if not parent.is_dir() or not os.access(parent, os.W_OK):
             raise InvalidInput(f"out cannot be written: {parent} is not a writable folder")
-        # Permissions do not tell it all (/proc, a full disk, a long name): make what will be made, and take it away.
-        made = [p for p in target.parents if not p.exists()]
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            fresh = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent))
-            fresh.rmdir()
-        finally:
-            for p in made:
-                if p.is_dir():
-                    p.rmdir()
+        rehearse(target)
     except (
         OSError,
         RuntimeError,
