@@ -172,7 +172,8 @@ class _Problem:
         fs: list[Tensor] = []
         bad = 0
         for k in range(max_iter):
-            if best_residual <= tol or bad >= 8:
+            # Once at least: where tau is tiny not to move at all is within tol of the size, and no step.
+            if (best_residual <= tol and k > 0) or bad >= 8:
                 return best, best_residual, k
             new = self.step(y)
             if not self._within(new):

@@ -9,7 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from ot_transformers import BuresWasserstein, Gaussian, KLDivergence, SelfTransportEnergy, SquaredWasserstein
+from ot_transformers import (
+    BuresWasserstein,
+    Gaussian,
+    KLDivergence,
+    SelfTransportEnergy,
+    SquaredWasserstein,
+    jko,
+)
 from ot_transformers.energies import Energy
 from ot_transformers.metrics._bures_proximal import exact_rank
 
@@ -183,3 +190,14 @@ def test_rounding_off_the_range_of_a_singular_covariance_does_not_become_a_direc
         assert int(BuresWasserstein().proximal(energy, mu, tau).measure.rank()) == 4
     wide = torch.cat([factor[:, :4], factor[:, :4]], -1)
     assert int((exact_rank(wide) == 0).all(0).sum()) == 4
+
+
+@pytest.mark.parametrize("tau", [1e-6, 1e-9, 1e-11])
+def test_tiny_steps_move_as_the_gradient_says(tau: float) -> None:
+    rng = np.random.default_rng(31)
+    M = rng.normal(size=(3, 3))
+    mu = Gaussian(rng.normal(size=3), M @ M.T)
+    energy = SelfTransportEnergy(np.diag([-0.3, -0.2, 0.1]), eps=1.0)
+    after = jko(energy, mu, tau=tau, n_steps=1).states[-1]
+    expected = -np.asarray(energy.wasserstein_gradient(mu).b)
+    assert np.linalg.norm((after.mean - mu.mean) / tau - expected) <= 0.01 * np.linalg.norm(expected)
