@@ -19,18 +19,20 @@ __all__ = ["MixedKernel", "mixed_pays"]
 
 _LEAST = 2**20  # entries of K up to which float64 stays in the cache as well, and is simpler
 _BLOCK_BYTES = 2**23  # a block in float64 stays in a shared cache; smaller ones leave the threads idle
-_UNIT = 2.0**-18  # 64 roundings: of K, of the vector, of sums in blocks (measured: up to 8 at n = 8,000)
+_UNIT = 2.0**-16  # 256 roundings: of K, of vectors, of sums (measured: 8 at n = 8,000, 200 for constant K)
+_LIGHT = 1e-30  # weights below are for float64
 _FLOOR = 1e-37  # below this float32 is subnormal, and slow; against row sums of 1 it is nothing
 _DEEP = 85.0  # exponents below minus this are raised to the floor
 
 
 def mixed_pays(problem: Problem, symmetric: bool) -> bool:
-    """Whether K is large enough to gain, fits the budget in float32, and is free of masks and zero weights."""
+    """Whether K is large enough to gain, fits the budget in float32, and is free of masks and of tiny weights."""
     n, m = problem.x.shape[1], problem.y.shape[1]
     size = n * m * (2 if symmetric else 4)
     if problem.mask is not None or n * m < _LEAST or problem.x.shape[0] * size > KERNEL_BUDGET:
         return False
-    return bool((problem.a > 0).all()) and (symmetric or bool((problem.b > 0).all()))
+    # between two points of less weight an entry of K may be beyond float32
+    return bool((problem.a > _LIGHT).all()) and (symmetric or bool((problem.b > _LIGHT).all()))
 
 
 class MixedKernel:
@@ -100,9 +102,13 @@ class MixedKernel:
         return u, v * column
 
     def slack(self, u: Tensor, v: Tensor) -> Tensor:
-        """What float32 may add to the L1 error of the column sums, (B,): _UNIT times the mass moved from the base."""
-        p = self.problem
-        return _UNIT * ((p.b * (v - 1.0).abs()).sum(-1) + (p.a * (1.0 - self._u / u).abs()).sum(-1))
+        """What float32 may add to the L1 errors, (B,): _UNIT times the mass moved, seen from base or from here."""
+        p, ratio = self.problem, self._u / u
+        moved = torch.maximum((v - 1.0).abs(), (1.0 - 1.0 / v).abs())
+        return _UNIT * (
+            (p.b * moved).sum(-1)
+            + (p.a * torch.maximum((1.0 - ratio).abs(), (1.0 / ratio - 1.0).abs())).sum(-1)
+        )
 
     def average(self, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Sum_j kappa_ij b_j y_j (B, n, d) and the row sums (B, n) of kappa."""

@@ -86,8 +86,8 @@ def solve(
     n_iter = 0
     if warm is None:
         warm, n_iter = _cool(problem)
-    if mixed_pays(problem, symmetric):
-        first, warm, used = _mixed(problem, warm, tol, max(1, max_iter - n_iter), memory, symmetric)
+    if max_iter - n_iter > 1 and mixed_pays(problem, symmetric):  # a last sweep stays for float64
+        first, warm, used = _mixed(problem, warm, tol, max_iter - n_iter - 1, memory, symmetric)
         n_iter += used
         if first is not None:
             return replace(first, n_iter=n_iter)
@@ -237,7 +237,9 @@ def _mixed(
         worst = float((error + slack).amax())
         if worst <= tol:
             return Solution(kernel, u, v, column, error, n_iter, slack), found, n_iter
-        if not float(u.log().abs().amax() + 0.0 * worst) < _MIXED_LIMIT:  # written so that a NaN leaves
+        if (
+            not float(torch.maximum(u.log().abs().amax(), h.abs().amax()) + 0.0 * worst) < _MIXED_LIMIT
+        ):  # written so that a NaN leaves
             return None, found, n_iter
         rejected = worst > 2.0 * best
         if worst <= best:
@@ -246,7 +248,7 @@ def _mixed(
             if best > _SLOW * checked:
                 return None, found, n_iter
             checked = best
-        if bool((error <= 4.0 * slack).all()):
+        if bool(((error <= 4.0 * slack) | (error + slack <= tol)).all()):
             kernel, h = MixedKernel(problem, *found, symmetric), torch.zeros_like(h)
             anderson.forget_last()
             best = math.inf  # counted anew from the new base

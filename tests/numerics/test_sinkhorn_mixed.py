@@ -214,3 +214,39 @@ def test_secant_pairs_replace_the_oldest_and_forget_single_members() -> None:
     assert not bool(pairs.steps[1].any() or pairs.residuals[1].any())
     assert pairs.fit(like)
     assert not pairs.fit(like[:1])
+
+
+@pytest.mark.parametrize("max_iter", [1, 2, 5])
+def test_no_more_sweeps_than_allowed(max_iter: int) -> None:
+    rng = np.random.default_rng(13)
+    x, a = torch.from_numpy(rng.normal(size=(N, 2))), weights(rng, N)
+    with pytest.warns(NotConverged):
+        r = sinkhorn(x, a, x, a, 0.9 * torch.eye(2, dtype=torch.float64), 1.0, max_iter=max_iter)
+    assert r.n_iter <= max_iter
+
+
+def test_a_potential_far_too_large_does_not_hide_its_rounding() -> None:
+    """A cluster of mass 1e-2 whose sums fall by e^17 from the base: errors are those of the sums, not of the base."""
+    rng = np.random.default_rng(0)
+    x, y = (0.5 * torch.from_numpy(rng.normal(size=(N, 2))) for _ in range(2))
+    y[:, 1] *= 0.05
+    x[:20, 1], y[0, 1] = 3 + 0.1 * x[:20, 1], 10
+    a, b = torch.full((N,), 0.99 / (N - 20)).double(), torch.full((N,), (1 - 1e-6) / (N - 1)).double()
+    a[:20], b[0] = 1e-2 / 20, 1e-6
+    a, b, A = a / a.sum(), b / b.sum(), torch.eye(2, dtype=torch.float64)
+    r = sinkhorn(x, a, y, b, A, 1.0, tol=1e-13)
+    g = r.g.clone()
+    g[0] += 17.5
+    for tol in (1.9e-7, 1e-8):
+        q = sinkhorn(x, a, y, b, A, 1.0, tol=tol, warm=(r.f, g))
+        assert q.converged
+        assert marginal_errors(q, x, a, y, b, A, 1.0) <= tol
+
+
+def test_a_finished_member_does_not_hold_up_the_others() -> None:
+    rng = np.random.default_rng(0)
+    x, u = torch.from_numpy(rng.normal(size=(N, 2))), torch.full((2, N), 1 / N).double()
+    y = torch.from_numpy(rng.normal(size=(N, 2))).expand(2, N, 2)
+    r = sinkhorn(torch.stack([0 * x, 2 * x]), u, y, u, 0.6 * torch.eye(2, dtype=torch.float64), 1.0)
+    assert r.converged
+    assert r.n_iter <= 15
